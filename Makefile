@@ -1,0 +1,45 @@
+# Every target does its own set-up; the second time that takes no time.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.millpond-setup
+LOG := $(VENV)/setup.log
+PYTHON ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | tr '@' '\t'
+
+setup: $(STAMP) ## make .venv with all dependencies, and see that Java is there
+	@:
+
+demo: setup ## run a pond, kill one of its containers, check every answer
+	@$(BIN)/millpond demo
+
+test: setup ## run all tests
+	@$(BIN)/python -m pytest
+
+check: setup ## ruff and mypy, as CI runs them
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## measure the kernels beside DuckDB and polars
+	@$(BIN)/millpond bench kernels
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml scripts/venv.sh scripts/java.sh
+	@sh scripts/java.sh
+	@PYTHON='$(PYTHON)' sh scripts/venv.sh $(VENV)
+	@echo "installing dependencies (a minute or two)"
+	@$(BIN)/python -m pip install -q --no-input --disable-pip-version-check -e '.[dev,bench]' >$(LOG) 2>&1 \
+		|| { cat $(LOG); echo "millpond: pip could not install the dependencies" >&2; exit 1; }
+	@echo "compiling kernels (once)"
+	@$(BIN)/python -c "from millpond.kernels import warm_up; warm_up()"
+	@touch $@
+	@echo "ready"

@@ -1,0 +1,139 @@
+"""The `millpond` command: serve a pond, run a benchmark, show a demonstration."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import signal
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from millpond.errors import BadOption, MillpondError
+
+BENCHES = {"kernels": "millpond.bench.kernels"}
+DEMOS = {"pond": "millpond.apps.pond_demo"}
+PEERS = ("duckdb", "polars")
+
+app = typer.Typer(
+    help="Shared, timestamped, transactional and elastic state for PySpark streams.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+def main() -> None:
+    """Run the command line. A `MillpondError` ends it with its message, its hint and exit code 1."""
+    try:
+        app()
+    except MillpondError as error:
+        err.print("error:", style="bold red", end=" ")
+        err.print(error.message, markup=False)
+        if error.hint:
+            err.print(f"hint: {error.hint}", markup=False)
+        raise SystemExit(1) from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"millpond {importlib.metadata.version('millpond')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end."),
+    ] = False,
+) -> None:
+    """Options that come before the command."""
+
+
+@app.command()
+def serve(
+    root: Annotated[Path, typer.Option(help="The pond's directory; made where it does not exist.")],
+    containers: Annotated[int, typer.Option(min=1, help="How many container processes to run.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each container.")] = None,
+    slices: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Slices of a new pond; fixed from then on.")
+    ] = 64,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes a free one.")
+    ] = 0,
+) -> None:
+    """Run a pond on its own, to be shared by several programs. Ends on Ctrl-C or SIGTERM."""
+    from millpond.pond import serve as serve_pond
+
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with serve_pond(
+        root, containers=containers, threads=threads, slices=slices, host=host, port=port
+    ) as pond:
+        out.print(
+            f"pond {root} at {pond.address}, {containers} container{'s' * (containers > 1)}", markup=False
+        )
+        out.print(f"token in {pond.token_file}", markup=False)
+        out.print(
+            f"connect with mp.connect({pond.address!r}, token=open({str(pond.token_file)!r}).read())",
+            markup=False,
+        )
+        ended.wait()
+        out.print("closing")
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHES)}.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller run, to see that it works.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results to FILE too.")] = None,
+) -> None:
+    """Measure Millpond beside its peers, on the same work in the same run."""
+    module = _registered(BENCHES, name, "bench")
+    if json is not None:
+        _check_writable(json)
+    from millpond.bench import report
+
+    results = module.run(quick, lambda line: err.print(line, style="dim", markup=False))
+    report.print_table(name, results)
+    if json is not None:
+        report.write_json(json, name, results)
+
+
+@app.command()
+def demo(name: Annotated[str, typer.Argument(help=f"One of: {', '.join(DEMOS)}.")] = "pond") -> None:
+    """Show Millpond at work. Ends by itself, with exit code 0 if every answer was right."""
+    if not _registered(DEMOS, name, "demo").run():
+        raise typer.Exit(1)
+
+
+def _registered(registry: dict[str, str], name: str, kind: str) -> ModuleType:
+    if name not in registry:
+        raise BadOption(f"no {kind} is called {name!r}", hint=f"known: {', '.join(registry)}", option="NAME")
+    try:
+        return importlib.import_module(registry[name])
+    except ModuleNotFoundError as error:
+        if error.name not in PEERS:
+            raise
+        raise MillpondError(
+            f"the {kind} {name!r} needs {error.name}", hint="pip install 'millpond[bench]'"
+        ) from error
+
+
+def _check_writable(file: Path) -> None:
+    """Before a run of minutes, not after it."""
+    target = file if file.exists() else file.parent
+    if file.is_dir() or not os.access(target, os.W_OK):
+        raise BadOption(
+            f"cannot write {file}", hint="give a file in a directory that exists", option="--json"
+        )

@@ -1,0 +1,210 @@
+"""A connection to a pond: its coordinator, and through it all containers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.client.routing import Portion, inverse, route, split
+from millpond.errors import BadOption, Moved, Unavailable
+from millpond.stores.keys import Keys
+from millpond.stores.rows import digest_rows
+from millpond.times import Progress
+from millpond.wire.connection import Connection, Dialer
+from millpond.wire.messages import Fetch, Locate, Message, Placement, ReadSlices, Receipt, Stage, Staged
+
+RETRY_S_MAX = 120.0
+RETRY_PAUSE_S = 0.05
+FETCH_ROWS_MAX = 1 << 20
+STAGE_ROWS_MAX = 1 << 20
+_T = TypeVar("_T")
+
+
+class Client:
+    """Safe to share between threads. Retries what is safe to retry: nothing that is asked here takes effect twice."""
+
+    def __init__(self, coordinator: Connection, dial: Dialer, parallel: bool = True) -> None:
+        self._coordinator = coordinator
+        self._dial = dial
+        self._lock = threading.Lock()
+        self._placement: Placement | None = None
+        self._connections: dict[str, Connection] = {}
+        self._pool = ThreadPoolExecutor(8, "millpond-client") if parallel else None
+        self._closed = False
+
+    def call(self, message: Message) -> Any:
+        """Asks the coordinator."""
+        self._check_open()
+        return self._coordinator.call(message)
+
+    def placement(self) -> Placement:
+        with self._lock:
+            if self._placement is None:
+                self._check_open()
+                self._placement = self._coordinator.call(Locate())
+            return self._placement
+
+    def stage(
+        self,
+        message: Stage,
+        schema: pa.Schema,
+        keys: Keys,
+        times: npt.NDArray[np.int64],
+        values: Sequence[pa.Array],
+        late: int,
+    ) -> Receipt:
+        """Sends a partition's rows to the owners of their slices; every container hears of the attempt."""
+
+        def send() -> list[Staged]:
+            placement = self.placement()
+            batches: dict[int, list[Any]] = {info.id: [] for info in placement.containers}
+            for start in range(0, len(times), STAGE_ROWS_MAX):
+                stop = min(start + STAGE_ROWS_MAX, len(times))
+                part = keys.part(start, stop)
+                routed = route(part, placement.slices)
+                columns = [
+                    part.take(routed.order).to_arrow(),
+                    pa.array(times[start:stop][routed.order]),
+                    *(column.slice(start, stop - start).take(pa.array(routed.order)) for column in values),
+                ]
+                for portion in split(routed, schema, columns, placement):
+                    batches[portion.container].append(portion.rows)
+            return self._map(
+                lambda item: self._connection(placement, item[0]).exchange(message, item[1]).message,
+                list(batches.items()),
+            )
+
+        staged = self._retry(send)
+        return Receipt(
+            partition=message.partition,
+            attempt=message.attempt,
+            rows=sum(answer.rows for answer in staged),
+            late=late,
+            digest=sum(answer.digest for answer in staged) % (1 << 64),
+            time_max=int(times.max()) if len(times) else None,
+        )
+
+    def digest(
+        self,
+        partition: int,
+        keys: Keys,
+        times: npt.NDArray[np.int64],
+        values: Sequence[pa.Array],
+        late: int,
+    ) -> Receipt:
+        """The receipt that staging these rows would give, without sending them: to recognise a replay."""
+        digest = digest_rows(keys, times, values) if len(times) else 0
+        return Receipt(partition, 0, len(times), late, digest, int(times.max()) if len(times) else None)
+
+    def fetch(
+        self,
+        message: Fetch,
+        key_type: pa.DataType,
+        keys: Keys,
+        lows: npt.NDArray[np.int64] | None,
+        highs: npt.NDArray[np.int64],
+        schema: pa.Schema,
+    ) -> list[pa.ChunkedArray]:
+        """The answers, one column each, in the order of the questions. `schema` is that of the answers."""
+        fields = [("_key", key_type), ("_time", pa.int64())] + ([] if lows is None else [("_low", pa.int64())])
+        asked = pa.schema(fields)
+
+        def ask(start: int) -> list[pa.Array]:
+            stop = min(start + FETCH_ROWS_MAX, len(highs))
+            low = None if lows is None else lows[start:stop]
+            return self._fetch_part(message, asked, keys.part(start, stop), low, highs[start:stop])
+
+        parts = [self._retry(lambda start=start: ask(start)) for start in range(0, len(highs), FETCH_ROWS_MAX)]
+        return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(schema)]
+
+    def _fetch_part(
+        self,
+        message: Fetch,
+        asked: pa.Schema,
+        keys: Keys,
+        lows: npt.NDArray[np.int64] | None,
+        highs: npt.NDArray[np.int64],
+    ) -> list[pa.Array]:
+        placement = self.placement()
+        routed = route(keys, placement.slices)
+        columns = [keys.take(routed.order).to_arrow(), pa.array(highs[routed.order])]
+        if lows is not None:
+            columns.append(pa.array(lows[routed.order]))
+        portions = split(routed, asked, columns, placement)
+
+        def ask(portion: Portion) -> pa.RecordBatch:
+            batch = self._connection(placement, portion.container).exchange(message, [portion.rows]).batch
+            assert batch is not None
+            return batch
+
+        answers = self._map(ask, portions)
+        order = routed.order
+        if len(answers) == 1:
+            whole = answers[0]
+        else:
+            whole = pa.concat_batches(answers)
+            order = routed.order[np.concatenate([portion.positions for portion in portions])]
+        back = pa.array(inverse(order))
+        return [column.take(back) for column in whole.columns]
+
+    def read(self, state: str, at: Progress) -> pa.Table:
+        """One row per key, from all containers."""
+
+        def ask() -> pa.Table:
+            placement = self.placement()
+            return pa.concat_tables(
+                self._map(
+                    lambda info: self._connection(placement, info.id).read(ReadSlices(state, at)),
+                    list(placement.containers),
+                )
+            )
+
+        return self._retry(ask)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+        self._coordinator.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BadOption("the pond is closed", hint="open it again with mp.open or mp.connect", option="pond")
+
+    def _connection(self, placement: Placement, container: int) -> Connection:
+        info = next((info for info in placement.containers if info.id == container), None)
+        if info is None:
+            raise Unavailable(f"container {container} is not up", address="")
+        with self._lock:
+            if info.address not in self._connections:
+                self._connections[info.address] = self._dial(info.address)
+            return self._connections[info.address]
+
+    def _retry(self, work: Callable[[], _T]) -> _T:
+        """Does the work; when a container is away or a slice has moved, asks anew where they are, and retries."""
+        deadline = time.monotonic() + RETRY_S_MAX
+        while True:
+            try:
+                return work()
+            except (Unavailable, Moved):
+                if time.monotonic() > deadline or self._closed:
+                    raise
+                with self._lock:
+                    self._placement = None
+                time.sleep(RETRY_PAUSE_S)
+
+    def _map(self, work: Callable[[Any], _T], items: list[Any]) -> list[_T]:
+        if self._pool is None or len(items) <= 1:
+            return [work(item) for item in items]
+        return list(self._pool.map(work, items))

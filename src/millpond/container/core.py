@@ -1,0 +1,213 @@
+"""The container's core: a state machine without sockets, files or clock.
+
+An epoch passes through it in three steps. *Stage* keeps rows aside, under the attempt that sent them.
+*Prepare* picks the attempts that count and gives back a log record, which the shell makes durable and
+returns by `appended`. *Apply* makes the rows visible, once the coordinator has decided the epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from millpond.container.held import HeldState, Runner, run_serially
+from millpond.errors import BadMessage, StageLost, UnknownState
+from millpond.stores.rows import digest_rows
+from millpond.wire.connection import SlicedBatch
+from millpond.wire.messages import Apply, Prepare, Prepared, Stage, Staged, StateSpec
+
+
+class Record(NamedTuple):
+    """One epoch's rows in this container, as the log keeps them."""
+
+    state: str
+    writer: str
+    epoch: int
+    digest: int
+    batches: list[SlicedBatch]
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.num_rows for batch, _ in self.batches)
+
+
+class Append(NamedTuple):
+    """An effect: make `record` durable as number `seq` of the log, then call `appended`."""
+
+    seq: int
+    record: Record
+
+
+class StagedPart(NamedTuple):
+    batches: list[SlicedBatch]
+    digest: int
+
+
+class CheckpointPlan(NamedTuple):
+    """Every log record up to `covered` is applied; `vector` is where each writer stood then."""
+
+    covered: int
+    dirty: list[tuple[str, int]]
+    vector: dict[str, dict[str, int]]
+
+
+class Core:
+    """Bookkeeping is guarded by one lock, held briefly; the work on slices by a lock each."""
+
+    def __init__(
+        self, container: int, term: int, slices: list[int], pond_slices: int, run: Runner = run_serially
+    ) -> None:
+        self.container = container
+        self.term = term
+        self.owned = sorted(slices)
+        self.pond_slices = pond_slices
+        self.states: dict[str, HeldState] = {}
+        self.vector: dict[str, dict[str, int]] = {}
+        self.rows_applied = 0
+        self.rows_fetched = 0
+        self._run = run
+        self._lock = threading.Lock()
+        self._staged: dict[tuple[str, str, int], dict[tuple[int, int], StagedPart]] = {}
+        self._pending: dict[tuple[str, str], Append] = {}
+        self._seq = 0
+
+    def add_state(self, spec: StateSpec) -> HeldState:
+        with self._lock:
+            if spec.name not in self.states:
+                self.states[spec.name] = HeldState(spec, self.owned, self.pond_slices)
+                self.vector[spec.name] = {}
+            return self.states[spec.name]
+
+    def state(self, name: str) -> HeldState:
+        try:
+            return self.states[name]
+        except KeyError:
+            raise UnknownState(f"there is no state {name!r} in this pond", state=name) from None
+
+    # An epoch's way in
+
+    def stage(self, message: Stage, batches: Iterator[SlicedBatch]) -> Staged:
+        """Keeps rows aside. The same attempt sent again replaces what it sent before."""
+        state = self.state(message.state)
+        kept: list[SlicedBatch] = []
+        digest = 0
+        for sliced in batches:
+            keys = state.check_rows(sliced)
+            digest += digest_rows(keys, sliced.batch.column(1).to_numpy(), sliced.batch.columns[2:])
+            kept.append(sliced)
+        digest %= 1 << 64
+        with self._lock:
+            parts = self._staged.setdefault((message.state, message.writer, message.epoch), {})
+            parts[message.partition, message.attempt] = StagedPart(kept, digest)
+        return Staged(rows=sum(sliced.batch.num_rows for sliced in kept), digest=digest)
+
+    def prepare(self, message: Prepare) -> Append | Prepared:
+        """The record to append, or the answer itself if this epoch is prepared or applied already."""
+        self.state(message.state)
+        with self._lock:
+            applied = self.vector[message.state].get(message.writer, -1)
+            if message.epoch <= applied:
+                raise BadMessage(f"epoch {message.epoch} of {message.writer} is applied already")
+            parts = self._staged.get((message.state, message.writer, message.epoch), {})
+            chosen = [parts.get(attempt) for attempt in sorted(message.attempts.items())]
+            if None in chosen:
+                raise StageLost(
+                    f"container {self.container} does not hold what was staged for epoch {message.epoch}",
+                    container=self.container,
+                )
+            record = Record(
+                message.state,
+                message.writer,
+                message.epoch,
+                sum(part.digest for part in chosen if part) % (1 << 64),
+                [sliced for part in chosen if part for sliced in part.batches],
+            )
+            pending = self._pending.get((message.state, message.writer))
+            if pending and pending.record.epoch == record.epoch and pending.record.digest == record.digest:
+                return self._prepared(pending.record)
+            self._seq += 1
+            return Append(self._seq, record)
+
+    def appended(self, append: Append) -> Prepared:
+        """The record is durable. A record of the same epoch that was prepared before is void."""
+        with self._lock:
+            self._pending[append.record.state, append.record.writer] = append
+            return self._prepared(append.record)
+
+    def append_failed(self, append: Append) -> None:
+        """The record may or may not be in the log: the next one takes its number and replaces it."""
+        with self._lock:
+            self._seq = append.seq - 1
+
+    def apply(self, message: Apply) -> int:
+        """Makes a prepared epoch visible; an epoch that is visible already changes nothing. Returns its rows."""
+        state = self.state(message.state)
+        with self._lock:
+            if message.epoch <= self.vector[message.state].get(message.writer, -1):
+                return 0
+            pending = self._pending.get((message.state, message.writer))
+        if pending is None or pending.record.epoch != message.epoch:
+            raise StageLost(
+                f"container {self.container} has not prepared epoch {message.epoch}", container=self.container
+            )
+        rows = state.insert(message.writer, message.epoch, pending.record.batches, self._run)
+        with self._lock:
+            self.vector[message.state][message.writer] = message.epoch
+            if self._pending.get((message.state, message.writer)) is pending:
+                del self._pending[message.state, message.writer]
+            for key in [key for key in self._staged if key[:2] == (message.state, message.writer)]:
+                if key[2] <= message.epoch:
+                    del self._staged[key]
+            self.rows_applied += rows
+        return rows
+
+    def replay(self, record: Record) -> int:
+        """Applies a decided record from a log, when recovering. Returns the rows that were new."""
+        rows = self.state(record.state).insert(record.writer, record.epoch, record.batches, self._run)
+        vector = self.vector[record.state]
+        vector[record.writer] = max(vector.get(record.writer, -1), record.epoch)
+        return rows
+
+    # Questions
+
+    def fetch(self, state: str, rule: str, sliced: SlicedBatch) -> pa.RecordBatch:
+        answer = self.state(state).fetch(sliced, rule, self._run)
+        self.rows_fetched += answer.num_rows
+        return answer
+
+    # Checkpoints
+
+    def plan_checkpoint(self) -> CheckpointPlan:
+        with self._lock:
+            covered = min((append.seq - 1 for append in self._pending.values()), default=self._seq)
+            vector = {state: dict(writers) for state, writers in self.vector.items()}
+        dirty = [
+            (name, number)
+            for name, state in sorted(self.states.items())
+            for number, held in sorted(state.slices.items())
+            if held.dirty
+        ]
+        return CheckpointPlan(covered, dirty, vector)
+
+    def staged_rows(self) -> int:
+        with self._lock:
+            parts = [part for attempts in self._staged.values() for part in attempts.values()]
+        return sum(sliced.batch.num_rows for part in parts for sliced in part.batches)
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant does not hold. For tests."""
+        for name, state in self.states.items():
+            assert sorted(state.slices) == self.owned, name
+            for number, held in state.slices.items():
+                held.store.validate()
+                for writer, epoch in held.vector.items():
+                    assert epoch <= self.vector[name].get(writer, -1), (name, number, writer)
+        for (name, writer), append in self._pending.items():
+            assert append.record.epoch > self.vector[name].get(writer, -1), (name, writer)
+            assert 0 < append.seq <= self._seq
+
+    def _prepared(self, record: Record) -> Prepared:
+        return Prepared(term=self.term, rows=record.rows, digest=record.digest)

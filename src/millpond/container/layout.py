@@ -1,0 +1,175 @@
+"""Where a container's files are, and what is in them.
+
+    containers/t00000003-c0000/manifest.arrow      what this incarnation stands on
+    containers/t00000003-c0000/000000000017.arrow  one log record: the rows of one epoch
+    snapshots/STATE/s00042-t00000003-n000001.arrow one slice of one State
+
+A container that is started again is a new incarnation with a new term and a directory of its own; it never
+writes to another's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from millpond.container.core import Record
+from millpond.errors import CorruptFile
+from millpond.files import Files
+from millpond.files_arrow import durable_names, read_metadata, read_table_file, write_table_file
+from millpond.wire.connection import SlicedBatch
+
+CONTAINERS: Final = "containers"
+SNAPSHOTS: Final = "snapshots"
+MANIFEST: Final = "manifest.arrow"
+_T = TypeVar("_T")
+_DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})")
+_RECORD = re.compile(r"(\d{12})\.arrow")
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one incarnation of a container stands on.
+
+    Log records up to `covered` are in the snapshots and gone; `vector` tells where each writer stood then.
+    `needs` are the directories of earlier incarnations whose records are in no snapshot yet, each with the
+    numbers of the records that were never decided and must be skipped.
+    """
+
+    term: int
+    container: int
+    slices: list[int]
+    covered: int
+    vector: dict[str, dict[str, int]]
+    snapshots: dict[str, dict[int, str]]
+    needs: dict[str, list[int]]
+
+
+class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A log record without its rows. `counts[batch][slice]` rows each."""
+
+    state: str
+    writer: str
+    epoch: int
+    digest: int
+    counts: list[list[int]]
+
+
+class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state: str
+    slice_id: int
+    vector: dict[str, int]
+
+
+def directory_name(term: int, container: int) -> str:
+    return f"t{term:08d}-c{container:04d}"
+
+
+def incarnations(files: Files, root: str) -> list[str]:
+    """Directory names of all incarnations that got as far as a manifest, oldest term first."""
+    base = os.path.join(root, CONTAINERS)
+    return [
+        name
+        for name in files.list(base)
+        if _DIRECTORY.fullmatch(name) and files.exists(os.path.join(base, name, MANIFEST))
+    ]
+
+
+def write_manifest(files: Files, root: str, manifest: Manifest) -> None:
+    path = os.path.join(root, CONTAINERS, directory_name(manifest.term, manifest.container), MANIFEST)
+    write_table_file(files, path, "manifest", pa.schema([]), [], {"manifest": _json(manifest)})
+
+
+def read_manifest(files: Files, root: str, directory: str) -> Manifest:
+    path = os.path.join(root, CONTAINERS, directory, MANIFEST)
+    return _parse(read_metadata(files, path), "manifest", Manifest, path)
+
+
+def record_path(root: str, directory: str, seq: int) -> str:
+    return os.path.join(root, CONTAINERS, directory, f"{seq:012d}.arrow")
+
+
+def record_numbers(files: Files, root: str, directory: str, covered: int) -> list[int]:
+    """Numbers of the log records after `covered`; CorruptFile if one is missing in between."""
+    base = os.path.join(root, CONTAINERS, directory)
+    matches = (_RECORD.fullmatch(name) for name in durable_names(files, base))
+    numbers = sorted(seq for match in matches if match and (seq := int(match[1])) > covered)
+    for expected, seq in enumerate(numbers, start=covered + 1):
+        if seq != expected:
+            path = record_path(root, directory, expected)
+            raise CorruptFile(f"{path} is missing from the log", hint="restore the file from a backup copy", path=path)
+    return numbers
+
+
+def write_record(files: Files, root: str, directory: str, seq: int, record: Record, schema: pa.Schema) -> None:
+    head = RecordHead(
+        record.state,
+        record.writer,
+        record.epoch,
+        record.digest,
+        [sliced.counts.tolist() for sliced in record.batches],
+    )
+    batches = [sliced.batch for sliced in record.batches]
+    write_table_file(files, record_path(root, directory, seq), "log", schema, batches, {"record": _json(head)})
+
+
+def read_record_head(files: Files, root: str, directory: str, seq: int) -> RecordHead:
+    path = record_path(root, directory, seq)
+    return _parse(read_metadata(files, path), "record", RecordHead, path)
+
+
+def read_record(files: Files, root: str, directory: str, seq: int, schema: pa.Schema) -> Record:
+    path = record_path(root, directory, seq)
+    batches, found, metadata = read_table_file(files, path)
+    head = _parse(metadata, "record", RecordHead, path)
+    if not found.equals(schema) or [sum(counts) for counts in head.counts] != [len(batch) for batch in batches]:
+        raise CorruptFile(f"{path} does not hold rows of state {head.state}", path=path)
+    sliced = [
+        SlicedBatch(batch, np.asarray(counts, dtype=np.int32))
+        for batch, counts in zip(batches, head.counts, strict=True)
+    ]
+    return Record(head.state, head.writer, head.epoch, head.digest, sliced)
+
+
+def snapshot_directory(root: str, state: str) -> str:
+    return os.path.join(root, SNAPSHOTS, state)
+
+
+def snapshot_name(slice_id: int, term: int, number: int) -> str:
+    """Names of one slice's snapshots sort by age."""
+    return f"s{slice_id:05d}-t{term:08d}-n{number:06d}.arrow"
+
+
+def write_snapshot(
+    files: Files, root: str, name: str, head: SnapshotHead, schema: pa.Schema, batches: Sequence[pa.RecordBatch]
+) -> None:
+    path = os.path.join(snapshot_directory(root, head.state), name)
+    write_table_file(files, path, "snapshot", schema, batches, {"snapshot": _json(head)})
+
+
+def read_snapshot(
+    files: Files, root: str, state: str, slice_id: int, name: str, schema: pa.Schema
+) -> tuple[list[pa.RecordBatch], dict[str, int]]:
+    """The rows of a slice, and its progress vector."""
+    path = os.path.join(snapshot_directory(root, state), name)
+    batches, found, metadata = read_table_file(files, path)
+    head = _parse(metadata, "snapshot", SnapshotHead, path)
+    if head.state != state or head.slice_id != slice_id or not found.equals(schema):
+        raise CorruptFile(f"{path} is not a snapshot of slice {slice_id} of state {state}", path=path)
+    return batches, head.vector
+
+
+def _json(struct: msgspec.Struct) -> str:
+    return msgspec.json.encode(struct).decode()
+
+
+def _parse(metadata: dict[str, str], key: str, kind: type[_T], path: str) -> _T:
+    try:
+        return msgspec.json.decode(metadata.get(key, ""), type=kind)
+    except msgspec.DecodeError as error:
+        raise CorruptFile(f"{path} is not a {key} file: {error}", path=path) from None

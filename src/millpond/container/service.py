@@ -1,0 +1,273 @@
+"""The container's shell: files, threads and messages around the core."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from millpond.container.core import Core, Record
+from millpond.container.held import Runner, run_serially
+from millpond.container.layout import (
+    CONTAINERS,
+    Manifest,
+    SnapshotHead,
+    directory_name,
+    record_path,
+    snapshot_directory,
+    snapshot_name,
+    write_manifest,
+    write_record,
+    write_snapshot,
+)
+from millpond.container.recovery import recover
+from millpond.crashpoints import reach
+from millpond.errors import BadMessage, Unavailable
+from millpond.files import Files
+from millpond.wire.connection import Answer, SlicedBatch
+from millpond.wire.messages import (
+    AddState,
+    AdvanceFetchProgress,
+    Apply,
+    Assign,
+    Checkpoint,
+    ContainerReport,
+    ContainerStatus,
+    Done,
+    Fetch,
+    Message,
+    Prepare,
+    Prepared,
+    ReadSlices,
+    Stage,
+)
+
+LOG_BYTES_MAX = 128 << 20
+LOG_RECORDS_MAX = 512
+SWEEP_ENTRIES = 4096
+
+
+class ContainerService:
+    """Serves one container's slices (a `Handler`). Idle until `Assign` tells it which."""
+
+    def __init__(self, files: Files, root: str, run: Runner = run_serially) -> None:
+        self._files = files
+        self._root = root
+        self._run = run
+        self._core: Core | None = None
+        self._manifest: Manifest | None = None
+        self._directory = ""
+        # Records are numbered and appended one at a time; a checkpoint is planned between two of them.
+        self._log_lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()
+        self._checkpoints = 0
+        self._log_bytes = 0
+        self._snapshot_pause_s_max = 0.0
+        self._log_seconds = 0.0
+
+    # Handler
+
+    def call(self, message: Any) -> Message:
+        match message:
+            case Assign():
+                return self._assign(message)
+            case AddState(spec):
+                self.core.add_state(spec)
+                self._files.make_dir(snapshot_directory(self._root, spec.name))
+            case Prepare():
+                return self._prepare(message)
+            case Apply():
+                reach("apply.before")
+                self.core.apply(message)
+                reach("apply.after")
+            case AdvanceFetchProgress(state, fetch_progress):
+                held = self.core.state(state)
+                held.fetch_progress = max(held.fetch_progress, fetch_progress)
+            case Checkpoint():
+                self.checkpoint()
+            case ContainerStatus():
+                return self._report()
+            case _:
+                raise BadMessage(f"a container does not answer {type(message).__name__}")
+        return Done()
+
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer:
+        match message:
+            case Stage():
+                return Answer(self.core.stage(message, batches))
+            case Fetch(state, rule):
+                sliced = next(batches, None)
+                if sliced is None or next(batches, None) is not None:
+                    raise BadMessage("questions come as one batch")
+                return Answer(Done(), self.core.fetch(state, rule, sliced))
+        raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
+
+    def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        match message:
+            case ReadSlices(state, at):
+                held = self.core.state(state)
+                held.check_not_below(at)  # type: ignore[arg-type]
+                return held.rows_schema, (held.newest(number, at) for number in self.core.owned)
+        raise BadMessage(f"a container does not read for {type(message).__name__}")
+
+    @property
+    def core(self) -> Core:
+        if self._core is None:
+            raise Unavailable("the container is still recovering", hint="try again in a moment", address="")
+        return self._core
+
+    # Epochs
+
+    def _assign(self, message: Assign) -> Message:
+        if self._core is not None:
+            raise BadMessage(f"container {self._core.container} has its slices already")
+        core = Core(message.container, message.term, message.slices, message.pond_slices, self._run)
+        recovered = recover(core, self._files, self._root, message)
+        self._directory = directory_name(message.term, message.container)
+        self._files.make_dir(os.path.join(self._root, CONTAINERS, self._directory))
+        for name in core.states:
+            self._files.make_dir(snapshot_directory(self._root, name))
+        write_manifest(self._files, self._root, recovered.manifest)
+        self._manifest = recovered.manifest
+        self._core = core
+        return recovered.summary
+
+    def _prepare(self, message: Prepare) -> Prepared:
+        core = self.core
+        with self._log_lock:
+            started = time.perf_counter()
+            step = core.prepare(message)
+            if isinstance(step, Prepared):
+                return step
+            try:
+                self._append(step.seq, step.record)
+            except OSError:
+                core.append_failed(step)
+                raise
+            self._log_bytes += sum(sliced.batch.nbytes for sliced in step.record.batches)
+            prepared = core.appended(step)
+            self._log_seconds += time.perf_counter() - started
+        reach("acknowledge.before")
+        reach("acknowledge.after")
+        return prepared
+
+    def _append(self, seq: int, record: Record) -> None:
+        schema = self.core.state(record.state).rows_schema
+        write_record(self._files, self._root, self._directory, seq, record, schema)
+
+    # Upkeep
+
+    def maintain(self) -> bool:
+        """One bounded piece of upkeep: a step of compaction, and a checkpoint when the log has grown.
+
+        True when there was nothing to do.
+        """
+        if self._core is None or self._manifest is None:
+            return True
+        idle = True
+        for state in list(self._core.states.values()):
+            for number in self._core.owned:
+                idle &= state.sweep(number, SWEEP_ENTRIES)
+        plan = self._core.plan_checkpoint()
+        grown = self._log_bytes > LOG_BYTES_MAX or plan.covered - self._manifest.covered > LOG_RECORDS_MAX
+        if grown or self._manifest.needs:
+            self.checkpoint()
+        return idle
+
+    def checkpoint(self) -> None:
+        """Snapshots every dirty slice, one by one, then lets go of the log that they make unnecessary.
+
+        A slice is held only while it is copied. A crash anywhere leaves either the old or the new manifest,
+        and all that it names.
+        """
+        with self._checkpoint_lock:
+            core, files, root = self.core, self._files, self._root
+            before = self._manifest
+            assert before is not None
+            with self._log_lock:
+                plan = core.plan_checkpoint()
+                self._log_bytes = 0
+            if plan.covered == before.covered and not plan.dirty and not before.needs:
+                return
+            self._checkpoints += 1
+            replaced: list[str] = []
+            for state_name, number in plan.dirty:
+                name = snapshot_name(number, core.term, self._checkpoints)
+                old = self._snapshot_slice(state_name, number, name)
+                if old:
+                    replaced.append(os.path.join(snapshot_directory(root, state_name), old))
+            after = Manifest(
+                term=core.term,
+                container=core.container,
+                slices=core.owned,
+                covered=plan.covered,
+                vector=plan.vector,
+                snapshots={
+                    name: {number: held.snapshot for number, held in state.slices.items() if held.snapshot}
+                    for name, state in core.states.items()
+                },
+                needs={},
+            )
+            write_manifest(files, root, after)
+            self._manifest = after
+            reach("truncate.before")
+            for seq in range(before.covered + 1, after.covered + 1):
+                files.remove(record_path(root, self._directory, seq))
+            for path in replaced:
+                files.remove(path)
+            reach("truncate.after")
+
+    def _snapshot_slice(self, state_name: str, number: int, name: str) -> str | None:
+        """Writes one slice; returns the name of the snapshot that it replaces."""
+        state = self.core.state(state_name)
+        held = state.slices[number]
+        with held.lock:
+            started = time.perf_counter()
+            copy = held.store.copy()
+            vector = dict(held.vector)
+            held.dirty = False
+            self._snapshot_pause_s_max = max(self._snapshot_pause_s_max, time.perf_counter() - started)
+        try:
+            head = SnapshotHead(state_name, number, vector)
+            write_snapshot(self._files, self._root, name, head, state.rows_schema, [copy.export()])
+        except OSError:
+            held.dirty = True
+            raise
+        old, held.snapshot = held.snapshot, name
+        return old
+
+    def _report(self) -> ContainerReport:
+        core = self.core
+        assert self._manifest is not None
+        stores = {
+            name: [held.store for held in state.slices.values()] for name, state in list(core.states.items())
+        }
+        return ContainerReport(
+            term=core.term,
+            needs=sorted(self._manifest.needs),
+            metrics={
+                "slices": len(core.owned),
+                "rows_staged": core.staged_rows(),
+                "rows_applied": core.rows_applied,
+                "rows_fetched": core.rows_fetched,
+                "checkpoints": self._checkpoints,
+                "log_records": core.plan_checkpoint().covered - self._manifest.covered,
+                "log_seconds": self._log_seconds,
+                "snapshot_pause_ms_max": self._snapshot_pause_s_max * 1e3,
+            },
+            states={
+                name: {
+                    "keys": sum(store.keys for store in held),
+                    "versions": sum(store.versions for store in held),
+                    "bytes": sum(store.nbytes for store in held),
+                }
+                for name, held in stores.items()
+            },
+        )
+
+    def validate(self) -> None:
+        self.core.validate()

@@ -1,0 +1,236 @@
+"""What the coordinator decides: functions from what it remembers and a request to what it remembers next.
+
+No I/O, no clock, no threads. A function that refuses raises, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from millpond.coordinator.records import EPOCHS_REMEMBERED, EpochRecord, PondRecord, QueryRecord, StateRecord, UpdaterRecord
+from millpond.errors import BadOption, EpochChanged, EpochOutOfOrder, SchemaMismatch, StageLost, UnknownState, UnknownUpdater, UpdaterFinished
+from millpond.times import TIME_MIN, Progress
+from millpond.wire.messages import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, Register, Report, StateProgress, StateSpec
+
+_V = TypeVar("_V")
+
+
+def place(slices: int, containers: int) -> list[int]:
+    """The owner of each slice: contiguous runs of nearly equal length."""
+    return [slice_id * containers // slices for slice_id in range(slices)]
+
+
+def state_of(pond: PondRecord, name: str) -> StateRecord:
+    try:
+        return pond.states[name]
+    except KeyError:
+        known = ", ".join(sorted(pond.states)) or "none yet"
+        raise UnknownState(
+            f"there is no state {name!r} in this pond", hint=f"it holds: {known}", state=name
+        ) from None
+
+
+def open_state(pond: PondRecord, spec: StateSpec) -> PondRecord:
+    """The pond with that state. A state that exists must be the same."""
+    existing = pond.states.get(spec.name)
+    if existing is None:
+        return _with_state(pond, StateRecord(spec))
+    if existing.spec != spec:
+        raise SchemaMismatch(
+            f"state {spec.name!r} exists with another schema\n"
+            f"  existing:  {describe(existing.spec)}\n"
+            f"  requested: {describe(spec)}",
+            hint="open it with the existing schema, or choose another name",
+            state=spec.name,
+            existing=describe(existing.spec),
+            requested=describe(spec),
+        )
+    return pond
+
+
+def describe(spec: StateSpec) -> str:
+    return f"key={spec.key!r}, value={spec.value!r}, update={spec.update.name}(), compact={spec.compact.name}()"
+
+
+def register(pond: PondRecord, message: Register) -> PondRecord:
+    """An updater begins where U stands, so that what is final stays final; a fetcher where F stands."""
+    state = state_of(pond, message.state)
+    if message.role == "updater":
+        if message.name in state.updaters:
+            return pond
+        if state.update_progress == math.inf:
+            raise UpdaterFinished(
+                f"every updater of state {message.state!r} has finished: all its values are final",
+                hint="use another state, or let new updaters register before the last one finishes",
+                state=message.state,
+                name=message.name,
+            )
+        return _with_updater(pond, state, message.name, UpdaterRecord(state.update_progress))
+    if message.role == "fetcher":
+        if message.name in state.fetchers:
+            return pond
+        return _with_fetcher(pond, state, message.name, state.fetch_progress)
+    raise BadOption(f"a role is updater or fetcher, not {message.role!r}", option="role")
+
+
+def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPlan:
+    """How the rows of an epoch are to be treated, or why it cannot come now."""
+    state = state_of(pond, message.state)
+    updater = _updater_of(state, message.updater)
+    epochs = updater.queries.get(message.query)
+    replayed = False
+    late_below = updater.watermark
+    if epochs is not None and message.epoch <= epochs.last:
+        known = _find(epochs, message.epoch)
+        if message.epoch < epochs.first:
+            raise EpochOutOfOrder(
+                f"epoch {message.epoch} of updater {message.updater!r} comes before its first, {epochs.first}",
+                hint="epochs of an updater are consecutive and never go back, except to be replayed",
+                epoch=message.epoch,
+                expected=epochs.last + 1,
+            )
+        replayed = True
+        if known is not None:
+            late_below = known.late_below
+    elif epochs is not None and message.epoch > epochs.last + 1:
+        raise EpochOutOfOrder(
+            f"epoch {message.epoch} of updater {message.updater!r} follows {epochs.last}:"
+            f" {epochs.last + 1} is missing",
+            hint="epochs are consecutive; call the operator on empty batches, too",
+            epoch=message.epoch,
+            expected=epochs.last + 1,
+        )
+    elif updater.watermark == math.inf:
+        raise UpdaterFinished(
+            f"updater {message.updater!r} of state {message.state!r} has finished",
+            hint="an updater that may send more must not be finished; use another name",
+            state=message.state,
+            name=message.updater,
+        )
+    return EpochPlan(late_below=late_below, time_kind=state.time_kind, replayed=replayed)
+
+
+def replay_epoch(pond: PondRecord, message: CommitEpoch) -> EpochCommitted:
+    """The answer to an epoch that was decided before: the same, if the rows are the same."""
+    updater = _updater_of(state_of(pond, message.state), message.updater)
+    known = _find(updater.queries[message.query], message.epoch)
+    if known is None:
+        # Too long ago to compare: the epoch is there, and stays as it is.
+        return EpochCommitted(message.epoch, 0, 0, updater.watermark, replayed=True)
+    if (digest_of(message), rows_of(message)) != (known.digest, known.rows):
+        raise EpochChanged(
+            f"epoch {message.epoch} of updater {message.updater!r} was committed with {known.rows} rows"
+            f" and has now other content ({rows_of(message)} rows)",
+            hint="the source does not replay the same rows; nothing was changed",
+            epoch=message.epoch,
+        )
+    return EpochCommitted(message.epoch, known.rows, known.late, known.watermark, replayed=True)
+
+
+def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, EpochCommitted]:
+    """The epoch is decided: every container holds it. Moves the updater's watermark, and U with it."""
+    state = state_of(pond, message.state)
+    updater = _updater_of(state, message.updater)
+    if message.late_below != updater.watermark:
+        raise StageLost("the updater's progress was reported while the epoch was staged: stage it again")
+    newest = max((receipt.time_max for receipt in message.receipts if receipt.time_max is not None), default=None)
+    watermark = updater.watermark
+    if newest is not None and newest - message.delay >= TIME_MIN:
+        watermark = max(watermark, newest - message.delay)
+    late = sum(receipt.late for receipt in message.receipts)
+    record = EpochRecord(
+        message.epoch, digest_of(message), rows_of(message), late, updater.watermark, watermark
+    )
+    epochs = updater.queries.get(message.query)
+    epochs = (
+        QueryRecord(message.epoch, (record,))
+        if epochs is None
+        else replace(epochs, recent=(*epochs.recent, record)[-EPOCHS_REMEMBERED:])
+    )
+    updater = replace(
+        updater,
+        watermark=watermark,
+        late=updater.late + late,
+        queries={**updater.queries, message.query: epochs},
+    )
+    state = replace(state, time_kind=state.time_kind or message.time_kind)
+    after = _with_updater(pond, state, message.updater, updater)
+    return after, EpochCommitted(message.epoch, record.rows, late, watermark, replayed=False)
+
+
+def report(pond: PondRecord, message: Report) -> PondRecord:
+    """Explicit progress. It never goes back: a lower value changes nothing."""
+    state = state_of(pond, message.state)
+    if message.update is not None:
+        updater = _updater_of(state, message.name)
+        if message.update > updater.watermark:
+            updater = replace(updater, watermark=message.update)
+            pond = _with_updater(pond, state, message.name, updater)
+            state = state_of(pond, message.state)
+    if message.fetch is not None:
+        present = state.fetchers.get(message.name)
+        if present is None:
+            raise _unknown(state, message.name, "fetcher", state.fetchers)
+        if message.fetch > present:
+            pond = _with_fetcher(pond, state, message.name, message.fetch)
+    return pond
+
+
+def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgress:
+    """U, F and whose they are. `held_back` are updaters whose last epoch is decided, but not yet visible."""
+    updaters = {name: held_back.get(name, record.watermark) for name, record in state.updaters.items()}
+    return StateProgress(
+        update=min(state.update_progress, min(updaters.values(), default=-math.inf)) if held_back else state.update_progress,
+        fetch=state.fetch_progress,
+        updaters=updaters,
+        fetchers=dict(state.fetchers),
+        late={name: record.late for name, record in state.updaters.items()},
+        time_kind=state.time_kind,
+    )
+
+
+def digest_of(message: CommitEpoch) -> int:
+    return sum(receipt.digest for receipt in message.receipts) % (1 << 64)
+
+
+def rows_of(message: CommitEpoch) -> int:
+    return sum(receipt.rows for receipt in message.receipts)
+
+
+def _find(epochs: QueryRecord, epoch: int) -> EpochRecord | None:
+    return next((record for record in epochs.recent if record.epoch == epoch), None)
+
+
+def _updater_of(state: StateRecord, name: str) -> UpdaterRecord:
+    try:
+        return state.updaters[name]
+    except KeyError:
+        raise _unknown(state, name, "updater", state.updaters) from None
+
+
+def _unknown(state: StateRecord, name: str, role: str, known: dict[str, _V]) -> UnknownUpdater:
+    names = ", ".join(sorted(known)) or "none yet"
+    return UnknownUpdater(
+        f"state {state.spec.name!r} has no {role} {name!r}", hint=f"it has: {names}", state=state.spec.name, name=name
+    )
+
+
+def _with_updater(pond: PondRecord, state: StateRecord, name: str, updater: UpdaterRecord) -> PondRecord:
+    updaters = {**state.updaters, name: updater}
+    lowest = min(record.watermark for record in updaters.values())
+    return _with_state(
+        pond, replace(state, updaters=updaters, update_progress=max(state.update_progress, lowest))
+    )
+
+
+def _with_fetcher(pond: PondRecord, state: StateRecord, name: str, fetch: Progress) -> PondRecord:
+    fetchers = {**state.fetchers, name: fetch}
+    lowest = min(fetchers.values())
+    return _with_state(pond, replace(state, fetchers=fetchers, fetch_progress=max(state.fetch_progress, lowest)))
+
+
+def _with_state(pond: PondRecord, state: StateRecord) -> PondRecord:
+    return replace(pond, states={**pond.states, state.spec.name: state})

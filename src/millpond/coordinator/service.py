@@ -1,0 +1,406 @@
+"""The coordinator's shell: it carries out what the decisions ask for, in the order that makes them safe.
+
+An epoch is *prepared* by every container, then *decided* by one journal entry, then *applied* by every
+container, and only then *published*: U moves. Before the journal entry it never happened; after it, it will.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from millpond.container.layout import CONTAINERS, MANIFEST, directory_name
+from millpond.coordinator import decisions
+from millpond.coordinator.hosting import Host, Hosting
+from millpond.coordinator.journal import Journal
+from millpond.coordinator.records import PondRecord
+from millpond.crashpoints import reach
+from millpond.errors import BadMessage, BadOption, ContainerFailed, CorruptFile, MillpondError, StageLost, Unavailable
+from millpond.files import Files
+from millpond.times import Progress
+from millpond.wire.connection import Answer, Connection, Dialer, SlicedBatch
+from millpond.wire.messages import (
+    AddState,
+    AdvanceFetchProgress,
+    Apply,
+    AskMetrics,
+    AskProgress,
+    Assign,
+    BeginEpoch,
+    Checkpoint,
+    CommitEpoch,
+    ContainerInfo,
+    ContainerReport,
+    ContainerStatus,
+    Done,
+    EpochCommitted,
+    ListStates,
+    Locate,
+    Message,
+    OpenState,
+    Placement,
+    PondMetrics,
+    Prepare,
+    Prepared,
+    Register,
+    Report,
+    StateList,
+    writer_id,
+)
+
+RECOVERY_TIMEOUT_S = 120.0
+START_ATTEMPTS = 3
+_T = TypeVar("_T")
+
+
+class _Live(NamedTuple):
+    """A container that serves, in the incarnation `term`."""
+
+    host: Host
+    connection: Connection
+    term: int
+
+
+class CoordinatorService:
+    """One per pond (a `Handler`). Its requests may come from several threads at once."""
+
+    def __init__(self, files: Files, root: str, containers: int, dial: Dialer, parallel: bool = True) -> None:
+        self._files = files
+        self._root = root
+        self._dial = dial
+        self._journal = Journal(files, root)
+        self._record = PondRecord(slices=0)
+        self._count = containers
+        self._owners: list[int] = []
+        self._hosting: Hosting | None = None
+        # Guards what is remembered: the record, the terms, what is held back.
+        self._lock = threading.Lock()
+        # Held while containers come and go, and while all of them must learn something.
+        self._membership = threading.RLock()
+        self._terms: dict[int, int] = {}
+        self._live: dict[int, _Live] = {}
+        self._failed: dict[int, MillpondError] = {}
+        self._held_back: dict[str, dict[str, Progress]] = defaultdict(dict)
+        self._updater_locks: dict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
+        self._pool = ThreadPoolExecutor(max(4, 2 * containers), "millpond-coordinator") if parallel else None
+        self._closing = False
+        self._epochs_committed = 0
+        self._epochs_replayed = 0
+        self._restarts = 0
+        self._recovery_s_last = 0.0
+
+    # Life
+
+    def start(self, hosting: Hosting, slices: int) -> None:
+        """Loads the journal, starts the containers and lets them recover."""
+        self._hosting = hosting
+        found = self._journal.load()
+        if found is None:
+            if self._files.list(os.path.join(self._root, CONTAINERS)):
+                raise CorruptFile(
+                    f"{self._root} holds containers' files, but its journal is gone",
+                    hint="restore the journal directory from a backup copy",
+                    path=os.path.join(self._root, "journal"),
+                )
+            self._record = PondRecord(slices=slices)
+            self._journal.write(self._record)
+        else:
+            self._record = found
+        if self._count > self._record.slices:
+            raise BadOption(
+                f"{self._count} containers cannot share {self._record.slices} slices",
+                hint="a container serves at least one slice",
+                option="containers",
+            )
+        self._owners = decisions.place(self._record.slices, self._count)
+        with self._membership:
+            hosts = self._map(hosting.start, list(range(self._count)))
+            self._map(self._assign, list(zip(range(self._count), hosts, strict=True)))
+        self.remove_unneeded()
+
+    def close(self) -> None:
+        self._closing = True
+        if self._hosting is not None:
+            self._hosting.stop()
+        for live in self._live.values():
+            live.connection.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+    def recover(self, container: int, failed_term: int | None = None) -> None:
+        """Brings a container back, unless that was done since its incarnation `failed_term` failed."""
+        assert self._hosting is not None
+        with self._membership:
+            live = self._live.get(container)
+            if self._closing or (failed_term is not None and live is not None and live.term > failed_term):
+                return
+            if live is not None and self._hosting.alive(container) and _answers(live.connection):
+                return
+            started = time.perf_counter()
+            for attempt in range(1, START_ATTEMPTS + 1):
+                try:
+                    self._assign((container, self._hosting.start(container)))
+                    break
+                except MillpondError as error:
+                    if attempt == START_ATTEMPTS or isinstance(error, CorruptFile) or self._closing:
+                        self._failed[container] = error
+                        return
+            self._failed.pop(container, None)
+            self._restarts += 1
+            self._recovery_s_last = time.perf_counter() - started
+
+    def _assign(self, started: tuple[int, Host]) -> None:
+        container, host = started
+        with self._lock:
+            # From here on, nothing that an earlier incarnation prepared counts unless it is decided.
+            record = replace(self._record, term=self._record.term + 1)
+            self._write(record)
+            self._terms[container] = record.term
+        connection = self._dial(host.address)
+        connection.call(
+            Assign(
+                term=record.term,
+                container=container,
+                slices=self._slices_of(container),
+                pond_slices=record.slices,
+                states=[state.spec for state in record.states.values()],
+                decided=record.decided(),
+                fetch_progress={name: state.fetch_progress for name, state in record.states.items()},
+            )
+        )
+        old = self._live.get(container)
+        self._live[container] = _Live(host, connection, record.term)
+        if old is not None:
+            old.connection.close()
+
+    # Handler
+
+    def call(self, message: Any) -> Message:
+        match message:
+            case OpenState(spec):
+                with self._membership:
+                    if self._change(lambda record: decisions.open_state(record, spec)):
+                        self._tell_all(AddState(spec))
+            case ListStates():
+                return StateList([state.spec for state in self._record.states.values()])
+            case Locate():
+                return self._placement()
+            case Register():
+                self._change(lambda record: decisions.register(record, message))
+            case BeginEpoch():
+                return decisions.begin_epoch(self._record, message)
+            case CommitEpoch():
+                return self._commit(message)
+            case Report(state):
+                with self._membership:
+                    if self._change(lambda record: decisions.report(record, message)) and message.fetch is not None:
+                        self._tell_all(AdvanceFetchProgress(state, self._record.states[state].fetch_progress))
+            case AskProgress(state):
+                with self._lock:
+                    return decisions.progress(decisions.state_of(self._record, state), self._held_back[state])
+            case AskMetrics():
+                return self._metrics()
+            case Checkpoint():
+                self._map(lambda c: self._ask(c, Checkpoint()), list(self._live))
+                self.remove_unneeded()
+            case _:
+                raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
+        return Done()
+
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer:
+        raise BadMessage("the coordinator takes no rows: they go to the containers")
+
+    def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        raise BadMessage("the coordinator holds no rows: ask the containers")
+
+    # Epochs
+
+    def _commit(self, message: CommitEpoch) -> EpochCommitted:
+        """Prepare, decide, apply, publish."""
+        with self._updater_locks[message.state, message.updater]:
+            if decisions.begin_epoch(self._record, message).replayed:
+                self._epochs_replayed += 1
+                return decisions.replay_epoch(self._record, message)
+            writer = writer_id(message.updater, message.query)
+            attempts = {receipt.partition: receipt.attempt for receipt in message.receipts}
+            prepare = Prepare(message.state, writer, message.epoch, attempts)
+            prepared: dict[int, Prepared] = dict(
+                self._map(lambda c: (c, self._ask_or_stage_again(c, prepare)), list(range(self._count)))
+            )
+            if sum(answer.digest for answer in prepared.values()) % (1 << 64) != decisions.digest_of(message):
+                raise BadMessage("what the containers prepared is not what the receipts tell of")
+            with self._lock:
+                for container, answer in prepared.items():
+                    if self._terms[container] != answer.term:
+                        raise StageLost(
+                            f"container {container} was restarted before the epoch was decided", container=container
+                        )
+                watermark = self._record.states[message.state].updaters[message.updater].watermark
+                record, committed = decisions.commit_epoch(self._record, message)
+                self._write(record)
+                self._held_back[message.state][message.updater] = watermark
+            apply = Apply(message.state, writer, message.epoch)
+            self._map(lambda c: self._ask_until_applied(c, apply, prepared[c].term), list(range(self._count)))
+            reach("publish.before")
+            with self._lock:
+                del self._held_back[message.state][message.updater]
+            reach("publish.after")
+            self._epochs_committed += 1
+            return committed
+
+    def _ask_or_stage_again(self, container: int, message: Message) -> Any:
+        """What the container answers; StageLost if it is gone, with all that was staged there."""
+        term = self._terms[container]
+        try:
+            return self._ask(container, message)
+        except Unavailable:
+            self._await(container, term)
+            raise StageLost(f"container {container} was restarted", container=container) from None
+
+    def _ask_until_applied(self, container: int, apply: Apply, term: int) -> None:
+        """The epoch is decided: an incarnation later than `term` has applied it by recovering."""
+        while True:
+            live = self._live.get(container)
+            if live is not None and live.term > term:
+                return
+            try:
+                self._ask(container, apply)
+                return
+            except Unavailable:
+                self._await(container, term)
+
+    def _await(self, container: int, term: int) -> None:
+        """Returns when a later incarnation than `term` serves, or the same one again."""
+        deadline = time.monotonic() + RECOVERY_TIMEOUT_S
+        while not self._closing and time.monotonic() < deadline:
+            self.recover(container, term)
+            if container in self._failed:
+                raise self._failed[container]
+            live = self._live.get(container)
+            if live is not None and (live.term > term or _answers(live.connection)):
+                return
+            time.sleep(0.05)
+        raise Unavailable(f"container {container} does not come back", address="")
+
+    # What is remembered
+
+    def _change(self, decide: Callable[[PondRecord], PondRecord]) -> bool:
+        """Carries out a decision; True if it changed anything."""
+        with self._lock:
+            after = decide(self._record)
+            if after is self._record:
+                return False
+            self._write(after)
+            return True
+
+    def _write(self, record: PondRecord) -> None:
+        """Journal first; only what is durable is remembered. The caller holds the lock."""
+        self._journal.write(record)
+        self._record = record
+
+    # Containers
+
+    def _ask(self, container: int, message: Message) -> Any:
+        live = self._live.get(container)
+        if live is None:
+            raise self._failed.get(container) or Unavailable(f"container {container} is not up", address="")
+        return live.connection.call(message)
+
+    def _tell_all(self, message: Message) -> None:
+        """Containers that are away learn it when they are assigned."""
+
+        def tell(container: int) -> None:
+            try:
+                self._ask(container, message)
+            except (Unavailable, ContainerFailed):
+                self.recover(container)
+
+        self._map(tell, list(self._live))
+
+    def remove_unneeded(self) -> None:
+        """Removes directories of earlier incarnations that no container needs any more."""
+        with self._membership:
+            try:
+                reports: list[ContainerReport] = self._map(lambda c: self._ask(c, ContainerStatus()), list(self._live))
+            except Unavailable:
+                return
+            kept = {name for report in reports for name in report.needs}
+            kept |= {directory_name(live.term, container) for container, live in self._live.items()}
+            base = os.path.join(self._root, CONTAINERS)
+            for name in self._files.list(base):
+                if name in kept or not name.startswith("t"):
+                    continue
+                directory = os.path.join(base, name)
+                # Without its manifest a directory is nothing: a crash half-way leaves no half log.
+                self._files.remove(os.path.join(directory, MANIFEST))
+                self._files.sync_dir(directory)
+                for file in self._files.list(directory):
+                    self._files.remove(os.path.join(directory, file))
+                self._files.remove_dir(directory)
+
+    def _slices_of(self, container: int) -> list[int]:
+        return [number for number, owner in enumerate(self._owners) if owner == container]
+
+    def _placement(self) -> Placement:
+        containers = [
+            ContainerInfo(container, live.host.pid, live.host.address, tuple(self._slices_of(container)))
+            for container, live in sorted(self._live.items())
+        ]
+        return Placement(slices=self._record.slices, owners=self._owners, containers=containers)
+
+    def _metrics(self) -> PondMetrics:
+        reports: dict[int, ContainerReport] = {}
+        for container in sorted(self._live):
+            try:
+                reports[container] = self._ask(container, ContainerStatus())
+            except Unavailable:
+                continue
+        states: dict[str, dict[str, float]] = {}
+        for report in reports.values():
+            for name, figures in report.states.items():
+                total = states.setdefault(name, dict.fromkeys(figures, 0.0))
+                for key, value in figures.items():
+                    total[key] += value
+        return PondMetrics(
+            coordinator={
+                "epochs_committed": self._epochs_committed,
+                "epochs_replayed": self._epochs_replayed,
+                "container_restarts": self._restarts,
+                "recovery_s_last": self._recovery_s_last,
+                "journal_entries": self._journal.entries_written,
+                "term": self._record.term,
+            },
+            containers={container: report.metrics for container, report in reports.items()},
+            states=states,
+        )
+
+    def _map(self, work: Callable[[Any], _T], items: list[Any]) -> list[_T]:
+        """`work` on every item, at the same time where there are threads; raises the first failure after all ended."""
+        if self._pool is None or len(items) <= 1:
+            return [work(item) for item in items]
+        futures = [self._pool.submit(work, item) for item in items]
+        results, failures = [], []
+        for future in futures:
+            try:
+                results.append(future.result())
+            except MillpondError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return results
+
+
+def _answers(connection: Connection) -> bool:
+    try:
+        connection.call(ContainerStatus())
+    except Unavailable:
+        return False
+    return True

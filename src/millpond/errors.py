@@ -1,0 +1,220 @@
+"""Every error a user can meet: what happened, where, and how to mend it.
+
+Each error is a `MillpondError` and the built-in that fits it, so both `except mp.MillpondError`
+and `except ValueError` work. Its typed attributes cross the wire with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class MillpondError(Exception):
+    """Base of all Millpond errors. `hint` says how to mend the cause; it may be empty."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, message: str, *, hint: str = "", **attributes: Any) -> None:
+        unknown = set(attributes) - set(self.fields)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no attribute {sorted(unknown)}")
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        for field in self.fields:
+            setattr(self, field, attributes.get(field))
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self).__name__, self.message, self.hint, self.attributes()))
+
+    def attributes(self) -> dict[str, Any]:
+        return {field: getattr(self, field) for field in self.fields}
+
+
+def _rebuild(code: str, message: str, hint: str, attributes: dict[str, Any]) -> MillpondError:
+    return error_named(code)(message, hint=hint, **attributes)
+
+
+def error_named(code: str) -> type[MillpondError]:
+    """The error class of that name; `MillpondError` itself for a name this version does not know."""
+    found = globals().get(code)
+    if isinstance(found, type) and issubclass(found, MillpondError):
+        return found
+    return MillpondError
+
+
+# What a user asked for
+
+
+class BadName(MillpondError, ValueError):
+    """A name outside `[a-z0-9_]{1,64}`."""
+
+    fields = ("name",)
+
+
+class BadType(MillpondError, ValueError):
+    """A type string that cannot be read, or a type that cannot serve in that place."""
+
+    fields = ("ddl",)
+
+
+class BadDuration(MillpondError, ValueError):
+    """A delay that is neither a duration nor an integer, or the wrong one for the time column."""
+
+
+class BadOption(MillpondError, ValueError):
+    """An option with a value outside its choices."""
+
+    fields = ("option",)
+
+
+class BadRoot(MillpondError, OSError):
+    """A root directory that cannot hold a pond."""
+
+    fields = ("root",)
+
+
+class PondInUse(MillpondError, RuntimeError):
+    """Another process has this root open."""
+
+    fields = ("root",)
+
+
+class UnknownState(MillpondError, LookupError):
+    """A state that the pond does not hold."""
+
+    fields = ("state",)
+
+
+class UnknownUpdater(MillpondError, LookupError):
+    """A name that no updater or fetcher of the state has."""
+
+    fields = ("state", "name")
+
+
+class SchemaMismatch(MillpondError, ValueError):
+    """A state opened with another schema than it was made with."""
+
+    fields = ("state", "existing", "requested")
+
+
+# What came in
+
+
+class WrongColumn(MillpondError, LookupError):
+    """A column that the table does not have."""
+
+    fields = ("column", "available")
+
+
+class WrongType(MillpondError, TypeError):
+    """A column of another type than the state asks for."""
+
+    fields = ("column", "expected", "actual")
+
+
+class NullKey(MillpondError, ValueError):
+    """A null in a key column."""
+
+    fields = ("column", "rows")
+
+
+class NullTime(MillpondError, ValueError):
+    """A null in a time column."""
+
+    fields = ("column", "rows")
+
+
+class LateRows(MillpondError, ValueError):
+    """Rows below the updater's watermark, under `late="error"`."""
+
+    fields = ("rows", "watermark")
+
+
+class EpochOutOfOrder(MillpondError, ValueError):
+    """An epoch that skips ahead, or one from before the updater's first."""
+
+    fields = ("epoch", "expected")
+
+
+class EpochChanged(MillpondError, ValueError):
+    """An epoch replayed with other rows: the source does not replay."""
+
+    fields = ("epoch",)
+
+
+class UpdaterFinished(MillpondError, RuntimeError):
+    """An update by an updater that has declared it will send no more."""
+
+    fields = ("state", "name")
+
+
+# What was asked too early, too late, or is too large
+
+
+class RowsWaiting(MillpondError, RuntimeError):
+    """Rows whose time update progress has not passed yet."""
+
+    fields = ("rows", "update_progress")
+
+
+class BelowFetchProgress(MillpondError, ValueError):
+    """A read of a time below fetch progress F, where values may have been compacted."""
+
+    fields = ("time", "fetch_progress")
+
+
+class TotalOverflow(MillpondError, ArithmeticError):
+    """A `total()` that does not fit a long."""
+
+    fields = ("rows",)
+
+
+class MessageTooLarge(MillpondError, ValueError):
+    """A message or a batch beyond the limit of its kind."""
+
+    fields = ("size", "limit")
+
+
+class BadMessage(MillpondError, ValueError):
+    """A message or a batch that does not have the form its kind asks for."""
+
+
+class Unauthorised(MillpondError, PermissionError):
+    """A call without a token, or with one that does not permit it."""
+
+
+# What failed
+
+
+class CorruptFile(MillpondError, OSError):
+    """A file of the pond that is truncated, altered or missing. It was not read."""
+
+    fields = ("path",)
+
+
+class Unavailable(MillpondError, ConnectionError):
+    """A container or the pond that does not answer."""
+
+    fields = ("address",)
+
+
+class StageLost(MillpondError, RuntimeError):
+    """A container no longer holds what was staged there. The driver stages again."""
+
+    fields = ("container",)
+
+
+class Moved(MillpondError, RuntimeError):
+    """The slice is served elsewhere. The client asks the coordinator where, and retries."""
+
+    fields = ("slice_id",)
+
+
+class ContainerFailed(MillpondError, RuntimeError):
+    """A container that ends whenever it is started."""
+
+    fields = ("container",)

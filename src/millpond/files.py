@@ -1,0 +1,118 @@
+"""The only way by which log, snapshots and journal touch a disk.
+
+`Files` is what they need of a file system, and no more, so that a test can put one in its place that loses
+whatever was not synced (`millpond.testing.LossyFiles`). `OsFiles` is the real one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+
+AnyPath: TypeAlias = str | os.PathLike[str]
+AnyBuffer: TypeAlias = bytes | memoryview | pa.Buffer
+
+
+class Files(Protocol):
+    """What survives the end of the process or the machine is what was synced, and no promise goes further.
+
+    The content of a file is durable after `sync` of that file. That a name exists, is gone, or stands for
+    another file is durable after `sync_dir` of the directory that holds the name. A path that is not there
+    is a `FileNotFoundError`, except where a method says otherwise. Safe to call from several threads, as
+    long as no two write the same path.
+    """
+
+    def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
+        """Makes the file hold these buffers, one after another, in place of what it held. Not durable yet."""
+
+    def sync(self, path: AnyPath) -> None:
+        """The content of the file is durable on return."""
+
+    def rename(self, source: AnyPath, target: AnyPath) -> None:
+        """Within one file system, atomic: replaces `target` where it exists. Not durable yet."""
+
+    def sync_dir(self, path: AnyPath) -> None:
+        """The names in the directory, as they are now, are durable on return."""
+
+    def read(self, path: AnyPath) -> pa.Buffer:
+        """The whole content, in memory: what happens to the file later does not change the buffer."""
+
+    def list(self, path: AnyPath) -> list[str]:
+        """Sorted names in the directory; none where there is no directory."""
+
+    def remove(self, path: AnyPath) -> None:
+        """Not durable yet: the file may come back after a crash. A file that is not there is no error."""
+
+    def remove_dir(self, path: AnyPath) -> None:
+        """Removes an empty directory. Not durable yet. A directory that is not there is no error."""
+
+    def make_dir(self, path: AnyPath) -> None:
+        """Creates the directory and its parents where missing; they are durable on return."""
+
+    def exists(self, path: AnyPath) -> bool:
+        """Whether there is a file or a directory of that name."""
+
+
+class OsFiles:
+    """The file system of the machine."""
+
+    def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
+        with open(path, "wb", buffering=0) as file:
+            for buffer in buffers:
+                rest = memoryview(buffer).cast("B")
+                while len(rest):
+                    rest = rest[file.write(rest) :]
+
+    def sync(self, path: AnyPath) -> None:
+        _fsync(path, os.O_RDONLY)
+
+    def rename(self, source: AnyPath, target: AnyPath) -> None:
+        os.replace(source, target)
+
+    def sync_dir(self, path: AnyPath) -> None:
+        _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def read(self, path: AnyPath) -> pa.Buffer:
+        # Not a memory map: what was checked must be what is used, and a map of a file that
+        # someone shortens ends the process.
+        with pa.OSFile(os.fspath(path)) as file:
+            return file.read_buffer()
+
+    def list(self, path: AnyPath) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, path: AnyPath) -> None:
+        with suppress(FileNotFoundError):
+            os.remove(path)
+
+    def remove_dir(self, path: AnyPath) -> None:
+        with suppress(FileNotFoundError):
+            os.rmdir(path)
+
+    def make_dir(self, path: AnyPath) -> None:
+        path = os.path.abspath(path)
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        self.make_dir(parent)
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        self.sync_dir(parent)
+
+    def exists(self, path: AnyPath) -> bool:
+        return os.path.exists(path)
+
+
+def _fsync(path: AnyPath, flags: int) -> None:
+    handle = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

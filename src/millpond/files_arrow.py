@@ -1,0 +1,174 @@
+"""The form of every durable file: an Arrow IPC stream, then a trailer that proves it whole.
+
+    Arrow IPC stream  |  magic (8)  version (u32)  payload length (u64)  CRC-32 of the payload (u32)
+
+The stream marks its own end, so that any Arrow reader opens the file and never sees the trailer. A file is
+written under a temporary name, synced, renamed, and its directory synced: at its own name it is whole or
+absent. A file that was damaged later is refused before Arrow sees a byte of it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Final, NoReturn
+
+import pyarrow as pa
+
+from millpond.crashpoints import reach
+from millpond.errors import BadOption, CorruptFile
+from millpond.files import AnyPath, Files
+
+VERSION: Final = 1
+MAGIC: Final = b"MILLPOND"
+TEMPORARY: Final = ".tmp"
+_TRAILER: Final = struct.Struct("<8sIQI")
+_PREFIX: Final = b"millpond."
+_VERSION_KEY: Final = _PREFIX + b"version"
+
+
+def write_table_file(
+    files: Files,
+    path: AnyPath,
+    kind: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    metadata: Mapping[str, str],
+) -> None:
+    """Writes the batches, each of exactly `schema`, with the metadata. Durable on return, or not done.
+
+    `kind` is one of `crashpoints.FILE_KINDS`. `metadata` goes into the schema's, each key with the prefix
+    `millpond.`, and comes back without it; the key `version` is taken. The directory must exist. Where an
+    `OSError` comes out, the file may or may not be there, whole in either case.
+    """
+    path = os.fspath(path)
+    temporary = path + TEMPORARY
+    payload = _payload(schema, batches, metadata)
+    trailer = _TRAILER.pack(MAGIC, VERSION, payload.size, zlib.crc32(payload))
+    try:
+        reach(f"{kind}.append.before")
+        files.write(temporary, [payload, trailer])
+        reach(f"{kind}.append.after")
+        reach(f"{kind}.sync.before")
+        files.sync(temporary)
+        reach(f"{kind}.sync.after")
+        reach(f"{kind}.rename.before")
+        files.rename(temporary, path)
+        reach(f"{kind}.rename.after")
+    except OSError:
+        # A full disk must not be kept full by what did not fit on it.
+        with suppress(OSError):
+            files.remove(temporary)
+        raise
+    reach(f"{kind}.dirsync.before")
+    files.sync_dir(os.path.dirname(path) or os.curdir)
+    reach(f"{kind}.dirsync.after")
+
+
+def read_table_file(files: Files, path: AnyPath) -> tuple[list[pa.RecordBatch], pa.Schema, dict[str, str]]:
+    """The batches, the schema and the metadata as they were given to `write_table_file`.
+
+    Raises `CorruptFile`, with the path and what is wrong, for a file that is missing, unfinished, cut,
+    altered, or of a version that this code does not know. The whole file is checked first: what is
+    returned is all of what was written.
+    """
+    path = os.fspath(path)
+    payload = _checked_payload(files, path)
+    try:
+        with pa.ipc.open_stream(payload) as reader:
+            schema = reader.schema
+            batches = list(reader)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        _refuse(path, f"it is not an Arrow stream ({error})")
+    ours, others = _split_metadata(schema)
+    return (
+        [batch.replace_schema_metadata(others) for batch in batches],
+        schema.with_metadata(others),
+        ours,
+    )
+
+
+def read_metadata(files: Files, path: AnyPath) -> dict[str, str]:
+    """The metadata given to `write_table_file`; checks the whole file, as `read_table_file` does."""
+    path = os.fspath(path)
+    payload = _checked_payload(files, path)
+    try:
+        schema = pa.ipc.read_schema(payload)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        _refuse(path, f"it is not an Arrow stream ({error})")
+    return _split_metadata(schema)[0]
+
+
+def durable_names(files: Files, directory: AnyPath) -> list[str]:
+    """Sorted names of the finished files in the directory: no leftover of an unfinished write."""
+    return [name for name in files.list(directory) if not name.endswith(TEMPORARY)]
+
+
+def remove_leftovers(files: Files, directory: AnyPath) -> list[str]:
+    """Removes what unfinished writes left in the directory; returns the names.
+
+    For use while nobody writes there.
+    """
+    leftovers = [name for name in files.list(directory) if name.endswith(TEMPORARY)]
+    for name in leftovers:
+        files.remove(os.path.join(directory, name))
+    return leftovers
+
+
+def _payload(schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: Mapping[str, str]) -> pa.Buffer:
+    ours = {_PREFIX + key.encode(): value.encode() for key, value in metadata.items()}
+    if _VERSION_KEY in ours:
+        raise BadOption("the metadata key 'version' is the file format's own", option="metadata")
+    _, others = _split_metadata(schema)
+    full = schema.with_metadata({**(others or {}), **ours, _VERSION_KEY: str(VERSION).encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, full) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _checked_payload(files: Files, path: str) -> pa.Buffer:
+    if path.endswith(TEMPORARY):
+        _refuse(path, "it is the leftover of an unfinished write")
+    try:
+        content = files.read(path)
+    except FileNotFoundError:
+        _refuse(path, "it is missing")
+    if content.size < _TRAILER.size:
+        _refuse(path, f"it is too short: {content.size} bytes, and the trailer alone has {_TRAILER.size}")
+    payload = content.slice(0, content.size - _TRAILER.size)
+    magic, version, length, checksum = _TRAILER.unpack(content.slice(payload.size))
+    if magic != MAGIC:
+        _refuse(path, "wrong magic: it does not end with a Millpond trailer, so it was cut or altered")
+    if version != VERSION:
+        _refuse(
+            path,
+            f"unknown version {version}: this Millpond reads version {VERSION}",
+            hint="open it with the Millpond that wrote it, or a later one",
+        )
+    if length != payload.size:
+        _refuse(path, f"length mismatch: the trailer tells of {length} bytes, there are {payload.size}")
+    actual = zlib.crc32(payload)
+    if actual != checksum:
+        _refuse(path, f"checksum mismatch: the trailer tells of {checksum:08x}, the content has {actual:08x}")
+    return payload
+
+
+def _refuse(path: str, wrong: str, hint: str = "restore the file from a backup copy") -> NoReturn:
+    raise CorruptFile(f"{path} cannot be read: {wrong}", hint=hint, path=path)
+
+
+def _split_metadata(schema: pa.Schema) -> tuple[dict[str, str], dict[bytes, bytes] | None]:
+    """Our metadata, without prefix and version; and everyone else's, None where there is none."""
+    metadata: dict[bytes, bytes] = schema.metadata or {}
+    ours = {
+        key.removeprefix(_PREFIX).decode(): value.decode()
+        for key, value in metadata.items()
+        if key.startswith(_PREFIX) and key != _VERSION_KEY
+    }
+    others = {key: value for key, value in metadata.items() if not key.startswith(_PREFIX)}
+    return ours, others or None

@@ -1,0 +1,83 @@
+"""Compile, or load from the cache, every specialisation of every kernel that stores call."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millpond.kernels import (
+    buffers,
+    compaction,
+    digest,
+    encoding,
+    hashing,
+    index,
+    lookups,
+    partition,
+    versions,
+)
+from millpond.kernels import control as at
+
+
+def warm_up() -> None:
+    """Call each kernel once on a few rows. A test holds that no store call compiles anything after this."""
+    longs = np.arange(3, dtype=np.int64)
+    offsets = np.arange(4, dtype=np.int64)
+    data = np.zeros(64, np.uint8)
+    out, begin, end = np.empty_like(longs), np.empty_like(longs), np.empty_like(longs)
+
+    hashes = hashing.hash_longs(longs)
+    hashing.hash_bytes(offsets, data)
+    order, _ = partition.partition(hashing.slices_of(hashes, 4), 4)
+    partition.inverse(order)
+    partition.scatter(longs, order, out)
+
+    buffers.gather_sizes(offsets, longs, np.empty_like(offsets))
+    buffers.gather_bytes(offsets, data, longs, offsets, data)
+    buffers.pack_valid(data, longs, data.copy())
+    buffers.offsets_in_bounds(offsets, 3)
+
+    digest.fold_words(hashes, hashes, data, 0)
+    digest.fold_lists(offsets, hashes, hashes)
+    digest.total_of(hashes)
+
+    rows = np.full(3, 12, np.int64)
+    encoding.add_sizes(offsets, rows)
+    encoding.write_longs(longs, longs * 8, data)
+    encoding.write_bytes(offsets, data, longs * 8, np.zeros(64, np.uint8))
+    encoding.read_longs(data, longs * 8, longs * 8 + 8, out)
+    encoding.read_sizes(np.zeros(64, np.uint8), longs * 8, longs * 8 + 8, offsets.copy())
+    encoding.read_bytes(data, longs.copy(), np.zeros(4, np.int64), data)
+
+    control = np.zeros(at.SIZE, np.int64)
+    table, old = np.zeros((16, 2), np.int64), np.zeros((0, 2), np.int64)
+    entries = np.zeros((3, 2), np.int64)
+    marks = hashes.view(np.int64)
+    index.find_bytes(offsets, data, marks, table, old, np.zeros(4, np.int64), data, out)
+    index.create_bytes(
+        offsets, data, marks, 0, table, old, np.zeros(4, np.int64), data, entries, control, out
+    )
+    control[:] = 0
+    table[:] = 0
+    index.find(marks, table, old, out)
+    index.create(longs, marks, 0, table, old, longs.copy(), entries, control, out)
+    index.migrate(table, old, control, 1)
+
+    arena, heads = np.zeros((32, 3), np.int64), np.full(versions.CLASSES, -1, np.int64)
+    new = np.zeros((3, 3), np.int64)
+    lookups.mark_nulls(data, 0, 0, new)
+    versions.insert(out, new, 0, 0, entries, arena, heads, control)
+    lookups.latest_at(out, entries, arena, longs, begin)
+    lookups.drop_until(begin, arena, longs)
+    lookups.ranges(out, entries, arena, longs, longs, begin, end)
+    lookups.entry_ranges(entries, control, begin, end)
+    lookups.expand(begin, end, np.empty(4, np.int64), np.empty(3, np.int64))
+    lookups.gather(arena, 0, begin, out)
+    lookups.gather_valid(arena, 2, 0, begin, data)
+    lookups.gather_refs(arena, 1, begin, out)
+    valid = np.empty(3, np.uint8)
+    lookups.aggregate_longs(arena, 1, 2, 0, begin, end, lookups.TOTAL, out, valid)
+    cells, doubles = arena.view(np.float64), np.empty(3, np.float64)
+    lookups.aggregate_doubles(arena, cells, 1, 2, 0, begin, end, lookups.TOTAL, doubles, valid)
+    compaction.sweep(entries, arena, heads, control, 0, 1, 3)
+    compaction.rewrite(entries, arena.copy(), arena, control)
+    compaction.renumber(entries, arena, control, 1)

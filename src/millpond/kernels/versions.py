@@ -1,0 +1,166 @@
+"""Version arena: per entry one block of versions, sorted by time.
+
+The arena is int64[rows, width]. A row is a version: its time, its cells. An entry is
+`(first row of its block, length * 64 + size class)`; a block of class c has 2**c rows, a new entry has none (-1).
+Blocks that were outgrown are kept in free lists, one per class, linked through their first cell.
+The arena always has `PADDING` rows behind the last block, so that lookups may read a little past one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels._jit import jit
+from millpond.kernels.control import FREE, ROWS_MOVED, USED, VERSIONS
+
+CLASS_BITS = 6
+CLASS_MASK = 63
+CLASSES = 64
+PADDING = 8
+
+
+@jit
+def count_until(arena: NDArray[np.int64], start: int, length: int, time: int) -> int:
+    """How many of the block's versions have a time <= `time`."""
+    base = start
+    while length > PADDING:
+        half = length >> 1
+        if arena[base + half - 1, 0] <= time:
+            base += half
+        length -= half
+    found = 0
+    for j in range(PADDING):
+        found += (j < length) & (arena[base + j, 0] <= time)
+    return base - start + found
+
+
+@jit
+def copy_rows(source: NDArray[np.int64], first: int, to: NDArray[np.int64], at: int, rows: int) -> None:
+    """Copy rows forwards: right within one arena when `at < first` or the ranges are apart."""
+    for r in range(rows):
+        for c in range(source.shape[1]):
+            to[at + r, c] = source[first + r, c]
+
+
+@jit
+def take_block(
+    arena: NDArray[np.int64], heads: NDArray[np.int64], control: NDArray[np.int64], size_class: int
+) -> int:
+    """A block of that class, from its free list or the unused end; -1 when the arena must grow first."""
+    start = heads[size_class]
+    rows = 1 << size_class
+    if start >= 0:
+        heads[size_class] = arena[start, 0]
+        control[FREE] -= rows
+        return int(start)
+    start = control[USED]
+    if start + rows + PADDING > arena.shape[0]:
+        return -1
+    control[USED] = start + rows
+    return int(start)
+
+
+@jit
+def free_block(
+    arena: NDArray[np.int64],
+    heads: NDArray[np.int64],
+    control: NDArray[np.int64],
+    start: int,
+    size_class: int,
+) -> None:
+    arena[start, 0] = heads[size_class]
+    heads[size_class] = start
+    control[FREE] += 1 << size_class
+
+
+@jit
+def drop_oldest(
+    entries: NDArray[np.int64],
+    entry: int,
+    arena: NDArray[np.int64],
+    heads: NDArray[np.int64],
+    control: NDArray[np.int64],
+    dropped: int,
+) -> None:
+    """Drop the entry's oldest versions, but not all. A block left three quarters empty is swapped for a smaller one."""
+    start = entries[entry, 0]
+    size_class = entries[entry, 1] & CLASS_MASK
+    left = (entries[entry, 1] >> CLASS_BITS) - dropped
+    smaller = size_class
+    while smaller > 0 and left * 4 <= 1 << smaller:
+        smaller -= 1
+    to = start
+    if smaller < size_class:
+        to = take_block(arena, heads, control, smaller)
+        if to < 0:
+            to = start
+            smaller = size_class
+    copy_rows(arena, start + dropped, arena, to, left)
+    if to != start:
+        free_block(arena, heads, control, start, size_class)
+    entries[entry, 0] = to
+    entries[entry, 1] = (left << CLASS_BITS) | smaller
+    control[VERSIONS] -= dropped
+    control[ROWS_MOVED] += left
+
+
+@jit
+def insert(
+    ids: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    first: int,
+    keep_from: int,
+    entries: NDArray[np.int64],
+    arena: NDArray[np.int64],
+    heads: NDArray[np.int64],
+    control: NDArray[np.int64],
+) -> int:
+    """Put the rows from `first` on under their entries, in order; a version of equal time is replaced.
+
+    An entry with at least half of its versions outdated (older than the newest one below `keep_from`) is compacted
+    when touched: seldom enough that a row costs O(1) amortised. The smallest int64 as `keep_from` means never.
+    Returns the number of rows done; fewer than all means that the arena is full.
+    """
+    width = arena.shape[1]
+    for i in range(first, ids.shape[0]):
+        entry = ids[i]
+        time = rows[i, 0]
+        start = entries[entry, 0]
+        length = entries[entry, 1] >> CLASS_BITS
+        if length > 1 and arena[start + (length >> 1), 0] < keep_from:
+            below = count_until(arena, start, length, keep_from - 1)
+            drop_oldest(entries, entry, arena, heads, control, below - 1)
+            start = entries[entry, 0]
+            length = entries[entry, 1] >> CLASS_BITS
+        at = length
+        if length > 0 and time <= arena[start + length - 1, 0]:
+            at = count_until(arena, start, length, time)
+            if at > 0 and arena[start + at - 1, 0] == time:
+                for c in range(1, width):
+                    arena[start + at - 1, c] = rows[i, c]
+                continue
+        size_class = entries[entry, 1] & CLASS_MASK
+        if start < 0 or length == 1 << size_class:
+            bigger = 0 if start < 0 else size_class + 1
+            block = take_block(arena, heads, control, bigger)
+            if block < 0:
+                return i
+            if start >= 0:
+                copy_rows(arena, start, arena, block, at)
+                copy_rows(arena, start + at, arena, block + at + 1, length - at)
+                free_block(arena, heads, control, start, size_class)
+                control[ROWS_MOVED] += length
+            start = block
+            size_class = bigger
+        else:
+            for r in range(start + length, start + at, -1):
+                for c in range(width):
+                    arena[r, c] = arena[r - 1, c]
+            control[ROWS_MOVED] += length - at
+        for c in range(width):
+            arena[start + at, c] = rows[i, c]
+        entries[entry, 0] = start
+        entries[entry, 1] = ((length + 1) << CLASS_BITS) | size_class
+        control[VERSIONS] += 1
+    return int(ids.shape[0])

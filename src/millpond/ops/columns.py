@@ -1,0 +1,90 @@
+"""From a user's table to what the pond takes: keys, times and values, each checked by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.errors import BadOption, NullKey, WrongColumn, WrongType
+from millpond.schema import cast_column
+from millpond.stores.keys import Keys, encode_keys
+from millpond.times import TimeKind, time_column
+
+Names: TypeAlias = str | Sequence[str]
+
+
+def as_table(rows: object) -> pa.Table:
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    raise WrongType(
+        f"the operator takes a pyarrow.Table, not a {type(rows).__module__}.{type(rows).__qualname__}",
+        hint="convert it, for example with pyarrow.Table.from_pandas(df, preserve_index=False)",
+        column="",
+        expected="pyarrow.Table",
+        actual=type(rows).__qualname__,
+    )
+
+
+def as_names(names: Names, schema: pa.Schema, option: str) -> tuple[str, ...]:
+    """The columns an option names: one for each field of the schema."""
+    given = (names,) if isinstance(names, str) else tuple(names)
+    if len(given) != len(schema) or not all(isinstance(name, str) for name in given):
+        raise BadOption(
+            f"{option}={names!r} names {len(given)} columns, but the state has {len(schema)}: {', '.join(schema.names)}",
+            hint=f"for example {option}={schema.names if len(schema) > 1 else schema.names[0]!r}",
+            option=option,
+        )
+    return given
+
+
+def column_of(table: pa.Table, name: str) -> pa.ChunkedArray:
+    found = table.schema.get_all_field_indices(name)
+    if len(found) != 1:
+        raise WrongColumn(
+            f"the table has {'no' if not found else 'more than one'} column {name!r}",
+            hint=f"it has: {', '.join(table.column_names)}",
+            column=name,
+            available=table.column_names[:50],
+        )
+    return table.column(found[0])
+
+
+def keys_of(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> Keys:
+    columns = []
+    for name, field in zip(names, schema, strict=True):
+        column = cast_column(column_of(table, name), field, name)
+        if column.null_count:
+            raise NullKey(
+                f"the key column {name!r} is null in {column.null_count:,} of {len(column):,} rows",
+                hint="filter these rows out, or give them a key",
+                column=name,
+                rows=column.null_count,
+            )
+        columns.append(column)
+    return encode_keys(columns, schema)
+
+
+def values_of(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> list[pa.Array]:
+    return [
+        cast_column(column_of(table, name), field, name) for name, field in zip(names, schema, strict=True)
+    ]
+
+
+def times_of(table: pa.Table, name: str, expected: str) -> tuple[npt.NDArray[np.int64], TimeKind]:
+    """The times of a column. `expected` is the kind of time that the State has; empty if it has none yet."""
+    times, kind = time_column(column_of(table, name), name)
+    if expected and kind != expected:
+        raise WrongType(
+            f"the time column {name!r} is of kind {kind}, but the times of this state are of kind {expected}",
+            hint=f"cast the column to {expected}",
+            column=name,
+            expected=expected,
+            actual=kind,
+        )
+    return times, kind

@@ -1,0 +1,163 @@
+"""How a pond comes up: a root directory, a token, a coordinator in this process, containers as its children."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import secrets
+import time
+from typing import IO, Any
+
+from millpond.client.client import Client
+from millpond.coordinator.hosting import Embedded
+from millpond.coordinator.service import CoordinatorService
+from millpond.errors import BadOption, BadRoot, PondInUse
+from millpond.files import OsFiles
+from millpond.pond.pond import Pond
+from millpond.wire.connection import LocalConnection
+from millpond.wire.flight import FlightConnection, FlightDialer, FlightService
+from millpond.wire.messages import Locate
+
+SLICES_MAX = 65_535
+ORPHANS_TIMEOUT_S = 30.0
+
+
+def open_pond(
+    root: str | os.PathLike[str],
+    spark: Any = None,
+    containers: int = 1,
+    threads: int | None = None,
+    slices: int = 64,
+    backups: int = 0,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+) -> Pond:
+    """Opens the pond under `root`, with all that it held, or makes a new one.
+
+    Starts `containers` child processes with `threads` threads each (by default the cores are shared out); they
+    end with this process, however it ends. `slices` counts for a new pond only: it never changes afterwards.
+    Other processes may join at `pond.address` by `mp.connect`. One process at a time has a root open.
+    """
+    _check_count("containers", containers, 1, 9_999)
+    _check_count("slices", slices, 1, SLICES_MAX)
+    _check_count("backups", backups, 0, 0, hint="chained backup is not available yet: leave backups=0")
+    if threads is None:
+        threads = max(1, (os.cpu_count() or 1) // containers)
+    _check_count("threads", threads, 1, 1024)
+    embedded = _EmbeddedPond(os.path.abspath(os.fspath(root)))
+    try:
+        embedded.start(containers, threads, slices, host, port)
+    except BaseException:
+        embedded.close()
+        raise
+    return Pond(embedded.client(), embedded.address, embedded, spark)
+
+
+def connect(address: str, token: str) -> Pond:
+    """Joins a pond that another process runs. Its token is in the file `token` under its root."""
+    connection = FlightConnection(address, token.strip())
+    connection.call(Locate())
+    return Pond(Client(connection, FlightDialer(token.strip())), address)
+
+
+class _EmbeddedPond:
+    """What `open_pond` starts and `close` ends."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._lock_file: IO[bytes] | None = None
+        self._token = ""
+        self._coordinator: CoordinatorService | None = None
+        self._server: FlightService | None = None
+        atexit.register(self.close)
+
+    def start(self, containers: int, threads: int, slices: int, host: str, port: int) -> None:
+        files = OsFiles()
+        try:
+            files.make_dir(self._root)
+            self._lock_file = open(os.path.join(self._root, "lock"), "ab")  # noqa: SIM115 - held until close
+            self._token = _token(self._root)
+        except OSError as error:
+            raise BadRoot(
+                f"{self._root} cannot hold a pond: {error.strerror or error}",
+                hint="give a directory that this user may write to",
+                root=self._root,
+            ) from None
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PondInUse(
+                f"another process has the pond at {self._root} open",
+                hint="join it with mp.connect(address, token), or close it there first",
+                root=self._root,
+            ) from None
+        _await_orphans(self._root)
+        coordinator = CoordinatorService(files, self._root, containers, FlightDialer(self._token))
+        self._coordinator = coordinator
+        self._server = FlightService(coordinator, self._token, host, port)
+        coordinator.start(Embedded(self._root, threads, coordinator.recover), slices)
+
+    @property
+    def address(self) -> str:
+        assert self._server is not None
+        return self._server.address
+
+    def client(self) -> Client:
+        return Client(LocalConnection(self._coordinator), FlightDialer(self._token))
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        if self._server is not None:
+            self._server.shutdown()
+            self._server = None
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+
+def _check_count(option: str, value: int, low: int, high: int, hint: str = "") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise BadOption(f"{option}={value!r} is not between {low} and {high}", hint=hint, option=option)
+
+
+def _token(root: str) -> str:
+    """The pond's token, made once: readable by its owner alone, and written nowhere else."""
+    path = os.path.join(root, "token")
+    try:
+        with open(path) as file:
+            token = file.read().strip()
+        if token:
+            return token
+    except FileNotFoundError:
+        pass
+    token = secrets.token_urlsafe(32)
+    handle = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(token + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
+    return token
+
+
+def _await_orphans(root: str) -> None:
+    """Waits until the containers of an opener that was killed have ended, so that no one else writes here."""
+    deadline = time.monotonic() + ORPHANS_TIMEOUT_S
+    with open(os.path.join(root, "containers.lock"), "ab") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise PondInUse(
+                        f"containers of an earlier opening of {root} are still running",
+                        hint="end them, then open the pond again",
+                        root=root,
+                    ) from None
+                time.sleep(0.02)

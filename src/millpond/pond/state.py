@@ -1,0 +1,175 @@
+"""A State as its users see it."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta, timezone
+
+import pyarrow as pa
+
+from millpond.client.client import Client
+from millpond.errors import BadOption, RowsWaiting
+from millpond.ops.columns import Names
+from millpond.ops.fetch import Fetch
+from millpond.ops.update import Update
+from millpond.rules import FetchRule, latest
+from millpond.schema import parse_ddl
+from millpond.stores.keys import decode_keys
+from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, below_fetch_progress, format_time
+from millpond.wire.messages import AskProgress, Register, Report, StateProgress, StateSpec, check_name
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class State:
+    """A named collection `key -> {(time, value)}`, shared by any operators of any queries.
+
+    Made by `pond.state(...)`. Holds nothing itself: two `State` objects of one name are the same State.
+    """
+
+    def __init__(self, client: Client, spec: StateSpec) -> None:
+        self._client = client
+        self._spec = spec
+        self.name = spec.name
+        self.key = spec.key
+        self.value = spec.value
+
+    def __repr__(self) -> str:
+        return f"State({self.name!r}, key={self.key!r}, value={self.value!r})"
+
+    def update(
+        self,
+        *,
+        key: Names,
+        at: str,
+        value: Names,
+        delay: str | int | timedelta = "0 seconds",
+        late: str = "drop",
+        name: str,
+    ) -> Update:
+        """An operator `(table, epoch)` that adds rows, exactly once.
+
+        `key`, `at` and `value` name columns. After an epoch the updater's watermark is its newest time less
+        `delay` (a duration for timestamps, an integer for logical time); rows below the watermark of the epoch
+        before are late: dropped and counted, or with `late="error"` the epoch is refused. `name` is the
+        updater's, for ever: the same name continues where it stopped.
+        """
+        return Update(self._client, self._spec, key=key, at=at, value=value, delay=delay, late=late, name=name)
+
+    def fetch(
+        self,
+        *,
+        key: Names,
+        at: str | None = None,
+        between: tuple[str, str] | None = None,
+        into: Names | None = None,
+        rule: FetchRule | None = None,
+        name: str | None = None,
+    ) -> Fetch:
+        """An operator that asks the State about every row.
+
+        `at` names the column with the time to ask for: the newest value with time <= at. `between` names two:
+        the values with low < time <= high, made into one answer by `rule`. `into` names the answer's columns.
+        """
+        if rule is not None and not isinstance(rule, FetchRule):
+            raise BadOption(f"rule={rule!r} is not a fetch rule", hint="for example rule=mp.count()", option="rule")
+        return Fetch(
+            self._client,
+            self._spec,
+            key=key,
+            at=at,
+            between=between,
+            into=into,
+            rule=rule if rule is not None else latest(),
+            name=name,
+        )
+
+    def finish(self, name: str) -> None:
+        """The updater `name` will send no more: it holds U back no longer."""
+        self._client.call(Report(self.name, check_name(name, "the updater"), math.inf, None))
+
+    def report(
+        self, name: str, *, update: Progress | datetime | None = None, fetch: Progress | datetime | None = None
+    ) -> None:
+        """Explicit progress of the updater or the fetcher `name`. Progress never falls: a lower value is ignored.
+
+        The first report of a fetcher registers it; from then on it holds F back.
+        """
+        check_name(name, "the updater or fetcher")
+        if fetch is not None:
+            self._client.call(Register(self.name, name, "fetcher"))
+        self._client.call(Report(self.name, name, _progress(update), _progress(fetch)))
+
+    def progress(self) -> StateProgress:
+        """U (`update`), F (`fetch`), and the progress of each updater and fetcher."""
+        answer: StateProgress = self._client.call(AskProgress(self.name))
+        return answer
+
+    def snapshot(self, at: int | datetime | None = None) -> pa.Table:
+        """The newest final value of every key, as of `at`, as an Arrow table: key, `time`, value.
+
+        Without `at`, as of the newest time that is final. A time that U has not passed, or below F, is refused.
+        """
+        progress = self.progress()
+        kind: TimeKind = "timestamp" if progress.time_kind == "timestamp" else "long"
+        asked = self._snapshot_time(_progress(at), progress, kind)
+        if asked is None:
+            rows = pa.schema([("_key", pa.binary())]).empty_table()
+            return self._named([pa.array([], field.type) for field in parse_ddl(self.key, "key")], rows, kind)
+        rows = self._client.read(self.name, asked)
+        keys = decode_keys(rows.column(0).combine_chunks(), parse_ddl(self.key, "key"))
+        return self._named(keys, rows, kind)
+
+    def _snapshot_time(self, at: Progress | None, progress: StateProgress, kind: TimeKind) -> Progress | None:
+        """The time to read at; None if nothing is final yet."""
+        newest_final = progress.update - 1
+        if at is None:
+            if newest_final < TIME_MIN:
+                return None
+            at = newest_final
+            # Compaction keeps the newest value below F, so that a read at F - 1 is right as well.
+            if at < progress.fetch - 1 and at < TIME_MAX:
+                raise below_fetch_progress(at, progress.fetch, kind)
+            return at
+        if at < progress.fetch:
+            raise below_fetch_progress(at, progress.fetch, kind)
+        if at > newest_final:
+            raise RowsWaiting(
+                f"a snapshot at {format_time(at, kind)} is not final: U is {format_time(progress.update, kind)}",
+                hint="leave `at` out for the newest final values",
+                rows=0,
+                update_progress=progress.update,
+            )
+        return at
+
+    def _named(self, keys: list[pa.Array], rows: pa.Table, kind: TimeKind) -> pa.Table:
+        """A table with the user's names and types."""
+        key_schema, value_schema = parse_ddl(self.key, "key"), parse_ddl(self.value, "value")
+        time_type = pa.timestamp("us", "UTC") if kind == "timestamp" else pa.int64()
+        times = rows.column("_time").cast(time_type) if "_time" in rows.column_names else pa.array([], time_type)
+        values = [
+            rows.column(field.name) if field.name in rows.column_names else pa.array([], field.type)
+            for field in value_schema
+        ]
+        time_name = _free_name("time", {*key_schema.names, *value_schema.names})
+        names = [*key_schema.names, time_name, *value_schema.names]
+        return pa.Table.from_arrays([*keys, times, *values], names=names)
+
+
+def _progress(at: Progress | datetime | None) -> Progress | None:
+    if isinstance(at, datetime):
+        aware = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+        return (aware - _EPOCH) // timedelta(microseconds=1)
+    if isinstance(at, bool) or not isinstance(at, int | float | None):
+        raise BadOption(f"{at!r} is not a time", hint="give an integer or a datetime", option="at")
+    if isinstance(at, float) and not math.isinf(at):
+        raise BadOption(f"{at!r} is not a time", hint="give an integer or a datetime", option="at")
+    return at
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name = f"_{name}"
+    return name
+
+

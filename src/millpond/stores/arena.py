@@ -1,0 +1,93 @@
+"""The versions of a slice: kernels.versions and kernels.compaction with room that grows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels import compaction, versions
+from millpond.kernels import control as at
+from millpond.stores.heaps import grown
+
+SMALLEST_TIME = compaction.SMALLEST_TIME
+# Below this many rows a rewrite is not worth its while.
+_REWRITE_ROWS = 1024
+
+
+class Arena:
+    """Blocks of versions, one per entry of the index that shares `control`."""
+
+    def __init__(self, width: int, control: NDArray[np.int64]) -> None:
+        self.control = control
+        self.cells: NDArray[np.int64] = np.zeros((versions.PADDING, width), np.int64)
+        self.heads: NDArray[np.int64] = np.full(versions.CLASSES, -1, np.int64)
+
+    def insert(
+        self, ids: NDArray[np.int64], rows: NDArray[np.int64], keep_from: int, entries: NDArray[np.int64]
+    ) -> None:
+        done = 0
+        while True:
+            done = versions.insert(ids, rows, done, keep_from, entries, self.cells, self.heads, self.control)
+            if done == len(ids):
+                return
+            # The largest block there is may have to double.
+            self.reserve(2 << (int(entries[ids[done], 1]) & versions.CLASS_MASK))
+
+    def reserve(self, rows: int) -> None:
+        """Room for blocks of that many rows at the unused end."""
+        used = int(self.control[at.USED])
+        self.cells = grown(self.cells, used, used + rows + versions.PADDING)
+
+    def sweep(self, entries: NDArray[np.int64], cursor: int, keep_from: int, budget: int) -> int:
+        return int(compaction.sweep(entries, self.cells, self.heads, self.control, cursor, keep_from, budget))
+
+    def rewrite(self, entries: NDArray[np.int64]) -> None:
+        """Give back the memory of free blocks, when they are more than half of all."""
+        used, free = int(self.control[at.USED]), int(self.control[at.FREE])
+        if used < _REWRITE_ROWS or 2 * free <= used:
+            return
+        to = np.empty((used - free + versions.PADDING, self.cells.shape[1]), np.int64)
+        compaction.rewrite(entries, self.cells, to, self.control)
+        self.cells = to
+        self.heads[:] = -1
+
+    def widen(self) -> None:
+        """Add a cell of 0 to every row."""
+        rows, width = self.cells.shape
+        cells = np.empty((rows, width + 1), np.int64)
+        cells[:, :width] = self.cells
+        cells[:, width] = 0
+        self.cells = cells
+
+    def copy(self, control: NDArray[np.int64]) -> Arena:
+        other = Arena(self.cells.shape[1], control)
+        other.cells = self.cells[: int(control[at.USED]) + versions.PADDING].copy()
+        other.heads = self.heads.copy()
+        return other
+
+    def validate(self, entries: NDArray[np.int64]) -> None:
+        """Check every invariant; slow."""
+        used = int(self.control[at.USED])
+        assert used + versions.PADDING <= len(self.cells)
+        owned = np.zeros(used, bool)
+        held = 0
+        for start, meta in entries[: int(self.control[at.ENTRIES])].tolist():
+            length, rows = meta >> versions.CLASS_BITS, 1 << (meta & versions.CLASS_MASK)
+            assert start >= 0
+            assert 1 <= length <= rows
+            assert not owned[start : start + rows].any(), "blocks do not overlap"
+            owned[start : start + rows] = True
+            times = self.cells[start : start + length, 0]
+            assert (times[:-1] < times[1:]).all(), "times ascend"
+            held += length
+        assert held == self.control[at.VERSIONS]
+        free = 0
+        for size_class, head in enumerate(self.heads.tolist()):
+            block, rows = head, 1 << size_class
+            while block >= 0:
+                assert not owned[block : block + rows].any(), "a free block has no owner"
+                owned[block : block + rows] = True
+                free += rows
+                block = int(self.cells[block, 0])
+        assert free == self.control[at.FREE]
+        assert owned.all(), "every row is in a block or free"

@@ -1,0 +1,243 @@
+"""A file system in memory that, on a crash, loses what it was not told to keep."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn, TypeAlias
+
+import pyarrow as pa
+
+from millpond.crashpoints import SimulatedCrash
+from millpond.files import AnyBuffer, AnyPath
+
+Loss: TypeAlias = Literal["nothing", "all", "content", "names", "some"]
+
+
+@dataclass(eq=False)
+class _Inode:
+    """A file apart from its names. `synced` is what the disk holds for certain."""
+
+    content: bytes
+    synced: bytes
+
+
+@dataclass(frozen=True)
+class _NameChange:
+    """One change to the names of a directory, not synced yet: `name` now stands for `inode`, or is gone.
+
+    A rename inside a directory is one change, with `freed` as the old name: it is kept or lost as one.
+    """
+
+    directory: str
+    name: str
+    inode: _Inode | None
+    freed: str | None = None
+
+    def apply_to(self, names: dict[str, _Inode]) -> None:
+        if self.freed is not None:
+            names.pop(self.freed, None)
+        if self.inode is None:
+            names.pop(self.name, None)
+        else:
+            names[self.name] = self.inode
+
+    def __str__(self) -> str:
+        if self.inode is None:
+            return f"removal of {self.name}"
+        return f"creation of {self.name}" if self.freed is None else f"rename of {self.freed} to {self.name}"
+
+
+class LossyFiles:
+    """A `Files` that promises exactly what `Files` says and breaks everything beyond it.
+
+    `crash()` gives the file system that the next process finds; this one is dead from then on: each call
+    raises `SimulatedCrash`, so that a thread left over from before the crash can't write after it.
+    With a seed, crashes lose some of what was not synced, chosen by the seed; without, all of it.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self.crashes = 0
+        self.losses: list[str] = []
+        """What the crash that this file system came out of has lost, in words."""
+        self._names: dict[str, _Inode] = {}
+        self._durable_names: dict[str, _Inode] = {}
+        self._pending: list[_NameChange] = []
+        self._directories = {"/", os.path.abspath(os.curdir)}
+        self._halted: str | None = None
+        self._lock = threading.RLock()
+
+    # Files
+
+    def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
+        content = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers)
+        with self._lock:
+            path = self._path(path)
+            self._check_directory(os.path.dirname(path))
+            if path in self._directories:
+                raise IsADirectoryError(21, "Is a directory", path)
+            if path not in self._names:
+                self._change(path, _Inode(b"", b""))
+            self._names[path].content = content
+
+    def sync(self, path: AnyPath) -> None:
+        with self._lock:
+            inode = self._inode(self._path(path))
+            inode.synced = inode.content
+
+    def rename(self, source: AnyPath, target: AnyPath) -> None:
+        with self._lock:
+            source, target = self._path(source), self._path(target)
+            inode = self._inode(source)
+            self._check_directory(os.path.dirname(target))
+            if source == target:
+                return
+            if os.path.dirname(source) == os.path.dirname(target):
+                self._change(target, inode, freed=source)
+            else:
+                self._change(target, inode)
+                self._change(source, None)
+
+    def sync_dir(self, path: AnyPath) -> None:
+        with self._lock:
+            path = self._path(path)
+            self._check_directory(path)
+            for change in self._pending:
+                if change.directory == path:
+                    change.apply_to(self._durable_names)
+            self._pending = [change for change in self._pending if change.directory != path]
+
+    def read(self, path: AnyPath) -> pa.Buffer:
+        with self._lock:
+            return pa.py_buffer(self._inode(self._path(path)).content)
+
+    def list(self, path: AnyPath) -> list[str]:
+        with self._lock:
+            path = self._path(path)
+            if path in self._names:
+                raise NotADirectoryError(20, "Not a directory", path)
+            everything = [*self._names, *self._directories - {"/"}]
+            return sorted(os.path.basename(name) for name in everything if os.path.dirname(name) == path)
+
+    def remove(self, path: AnyPath) -> None:
+        with self._lock:
+            path = self._path(path)
+            if path in self._directories:
+                raise IsADirectoryError(21, "Is a directory", path)
+            if path in self._names:
+                self._change(path, None)
+
+    def remove_dir(self, path: AnyPath) -> None:
+        with self._lock:
+            path = self._path(path)
+            if self.list(path):
+                raise OSError(39, "Directory not empty", path)
+            self._directories.discard(path)
+
+    def make_dir(self, path: AnyPath) -> None:
+        with self._lock:
+            path = self._path(path)
+            if path in self._names:
+                raise FileExistsError(17, "File exists", path)
+            if path not in self._directories:
+                self.make_dir(os.path.dirname(path))
+                self._directories.add(path)
+
+    def exists(self, path: AnyPath) -> bool:
+        with self._lock:
+            path = self._path(path)
+            return path in self._names or path in self._directories
+
+    # Crashes
+
+    def halt(self, point: str = "halt") -> NoReturn:
+        """The process dies here: raises `SimulatedCrash`, and so does each later call but `crash`.
+
+        Serves as the action of a crash point: `armed("log.sync.after", action=files.halt)`. No thread of
+        the dead process can then undo the moment by writing on.
+        """
+        with self._lock:
+            self._halted = point
+        raise SimulatedCrash(point)
+
+    def crash(self, lose: Loss | None = None) -> LossyFiles:
+        """The file system that the next process finds. This one is dead.
+
+        `"nothing"` is the death of the process alone: the operating system lives and keeps what it was
+        given. The others are the death of the machine. `"all"`: of what was not synced nothing is left.
+        `"content"`: every name is kept, but files hold only what was synced. `"names"`: files hold what
+        was written, but names are as of the last `sync_dir`. `"some"`: for each file and each change of
+        a name the seed decides; a file may be kept, lost, cut, or filled with zeros from some place on,
+        and of several changes in a directory a later one may survive an earlier. The default is
+        `"some"` with a seed, `"all"` without.
+        """
+        with self._lock:
+            self._halted = self._halted or "crash"
+            if lose is None:
+                lose = "all" if self.seed is None else "some"
+            after = LossyFiles(self.seed)
+            after.crashes = self.crashes + 1
+            after._directories = set(self._directories)
+            # Not one generator for all crashes: what a crash loses must not hang on who asked before.
+            chance = random.Random(f"{self.seed}/{after.crashes}")
+            names = dict(self._durable_names)
+            for change in self._pending:
+                if lose in ("nothing", "content") or (lose == "some" and chance.random() < 0.5):
+                    change.apply_to(names)
+                else:
+                    after.losses.append(str(change))
+            survivors: dict[_Inode, _Inode] = {}
+            for path, inode in sorted(names.items(), key=lambda item: item[0]):
+                if inode not in survivors:
+                    content = inode.content
+                    if content != inode.synced and lose not in ("nothing", "names"):
+                        content = inode.synced if lose != "some" else _damaged(inode, chance)
+                    if content != inode.content:
+                        after.losses.append(
+                            f"content of {path}: {len(inode.content)} bytes became {len(content)}"
+                        )
+                    survivors[inode] = _Inode(content, content)
+                after._names[path] = after._durable_names[path] = survivors[inode]
+            return after
+
+    def unsynced(self) -> Sequence[str]:
+        """What a crash could lose now, in words; empty where everything is durable."""
+        with self._lock:
+            content = [
+                f"content of {path}"
+                for path, inode in sorted(self._names.items())
+                if inode.content != inode.synced
+            ]
+            return [str(change) for change in self._pending] + content
+
+    def _path(self, path: AnyPath) -> str:
+        if self._halted is not None:
+            raise SimulatedCrash(self._halted)
+        return os.path.abspath(path)
+
+    def _inode(self, path: str) -> _Inode:
+        if path in self._directories:
+            raise IsADirectoryError(21, "Is a directory", path)
+        if path not in self._names:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return self._names[path]
+
+    def _check_directory(self, path: str) -> None:
+        if path not in self._directories:
+            raise FileNotFoundError(2, "No such file or directory", path)
+
+    def _change(self, path: str, inode: _Inode | None, freed: str | None = None) -> None:
+        change = _NameChange(os.path.dirname(path), path, inode, freed)
+        change.apply_to(self._names)
+        self._pending.append(change)
+
+
+def _damaged(inode: _Inode, chance: random.Random) -> bytes:
+    """What the disk may hold of content that was not synced: old, new, cut, or with zeros from some place."""
+    cut = chance.randrange(len(inode.content) + 1)
+    torn = inode.content[:cut]
+    return chance.choice([inode.synced, inode.content, torn, torn + bytes(len(inode.content) - cut)])

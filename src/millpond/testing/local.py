@@ -1,0 +1,78 @@
+"""A whole pond in one process: no sockets, no child processes, no clock; files as the test gives them.
+
+The same cores and shells as a real pond, joined by direct calls. A test may kill a container between two
+calls, or let a crash point end everything and open the pond again on what the files kept.
+"""
+
+from __future__ import annotations
+
+from millpond.client.client import Client
+from millpond.container.service import ContainerService
+from millpond.coordinator.hosting import Host
+from millpond.coordinator.service import CoordinatorService
+from millpond.errors import Unavailable
+from millpond.files import Files
+from millpond.pond.pond import Pond
+from millpond.wire.connection import LocalConnection
+
+
+class LocalHosting:
+    """Containers as objects of this process."""
+
+    def __init__(self, files: Files, root: str) -> None:
+        self._files = files
+        self._root = root
+        self.services: dict[int, ContainerService] = {}
+        self._connections: dict[str, LocalConnection] = {}
+        self._current: dict[int, str] = {}
+        self._started = 0
+
+    def start(self, container: int) -> Host:
+        self.kill(container)
+        self._started += 1
+        address = f"local:{self._started}"
+        self.services[container] = ContainerService(self._files, self._root)
+        self._connections[address] = LocalConnection(self.services[container])
+        self._current[container] = address
+        return Host(0, address)
+
+    def alive(self, container: int) -> bool:
+        return container in self.services
+
+    def kill(self, container: int) -> None:
+        """The container ends at once, with all that it held in memory."""
+        if self.services.pop(container, None) is not None:
+            self._connections.pop(self._current.pop(container)).sever()
+
+    def dial(self, address: str) -> LocalConnection:
+        try:
+            return self._connections[address]
+        except KeyError:
+            raise Unavailable(f"nothing serves at {address}", address=address) from None
+
+    def stop(self) -> None:
+        for container in list(self.services):
+            self.kill(container)
+
+
+class LocalPond(Pond):
+    """`LocalPond(files)` opens the pond that the files hold, or makes one. `hosting.kill(0)` kills a container."""
+
+    def __init__(self, files: Files, root: str = "/pond", containers: int = 1, slices: int = 4) -> None:
+        self.hosting = LocalHosting(files, root)
+        self.coordinator = CoordinatorService(files, root, containers, self.hosting.dial, parallel=False)
+        self.coordinator.start(self.hosting, slices)
+        client = Client(LocalConnection(self.coordinator), self.hosting.dial, parallel=False)
+        super().__init__(client, "local", self.coordinator)
+
+    def maintain(self) -> None:
+        """Upkeep of every container, until there is nothing left to do."""
+        for service in self.hosting.services.values():
+            for _ in range(10_000):
+                if service.maintain():
+                    break
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant of a container does not hold."""
+        for service in self.hosting.services.values():
+            service.validate()

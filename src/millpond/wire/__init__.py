@@ -1,0 +1,1 @@
+"""Messages between driver, tasks, coordinator and containers, and how they travel."""

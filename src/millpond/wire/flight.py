@@ -1,0 +1,194 @@
+"""Arrow Flight between processes: a thin shell that authenticates, limits, and carries errors across.
+
+Every call needs the token, whatever its kind. Errors of the handler travel as themselves; any other failure
+of the transport is `Unavailable`, which callers may retry.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from millpond.errors import BadMessage, BadOption, MillpondError, Unauthorised, Unavailable, error_named
+from millpond.wire.connection import Answer, Handler, SlicedBatch, checked
+from millpond.wire.messages import CONTROL_BYTES_MAX, Message, check_size, decode, encode
+
+CALL_TIMEOUT_S = 120.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# gRPC carries errors in trailers, which are small.
+_ERROR_BYTES_MAX = 4000
+_TOKEN_HEADER = "authorization"
+
+
+class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses every call that does not carry the token, before anything else looks at it."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
+        given = headers.get(_TOKEN_HEADER, [""])[0]
+        if not hmac.compare_digest(str(given).encode(), self._expected):
+            raise fl.FlightUnauthenticatedError("the token is missing or wrong")
+
+
+class FlightService(fl.FlightServerBase):  # type: ignore[misc]
+    """Serves one handler on loopback, on a port that the system picks unless one is given."""
+
+    def __init__(self, handler: Handler, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        if host not in LOOPBACK:
+            raise BadOption(
+                f"a pond does not listen on {host}: its traffic is not encrypted",
+                hint="use 127.0.0.1 and reach it from elsewhere through a tunnel, for example ssh -L",
+                option="host",
+            )
+        if not token:
+            raise BadOption("a pond does not listen without a token", option="token")
+        self._handler = handler
+        self._host = host
+        super().__init__(f"grpc+tcp://{host}:{port}", middleware={"token": _CheckToken(token)})
+
+    @property
+    def address(self) -> str:
+        return f"{self._host}:{self.port}"
+
+    def do_action(self, context: Any, action: fl.Action) -> Iterator[fl.Result]:
+        with _errors_to_wire():
+            if action.type != "call":
+                raise BadMessage(f"there is no action {action.type!r}")
+            check_size(action.body.size, CONTROL_BYTES_MAX, "message")
+            reply = encode(self._handler.call(decode(memoryview(action.body))))
+        return iter([fl.Result(pa.py_buffer(reply))])
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with _errors_to_wire():
+            message = decode(descriptor.command or b"")
+            answer = self._handler.exchange(message, checked(_incoming(reader)))
+            reply = encode(answer.message)
+        if answer.batch is None:
+            writer.write_metadata(reply)
+        else:
+            writer.begin(answer.batch.schema)
+            writer.write_with_metadata(answer.batch, reply)
+
+    def do_get(self, context: Any, ticket: fl.Ticket) -> fl.FlightDataStream:
+        with _errors_to_wire():
+            schema, batches = self._handler.read(decode(ticket.ticket))
+        return fl.GeneratorStream(schema, batches)
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with _errors_to_wire():
+            raise BadMessage("rows come by exchange, not by put")
+
+    def list_actions(self, context: Any) -> list[fl.ActionType]:
+        return [fl.ActionType("call", "one message in, one message out")]
+
+
+def _incoming(reader: Any) -> Iterator[SlicedBatch]:
+    for chunk in reader:
+        if chunk.data is None or chunk.app_metadata is None or chunk.app_metadata.size % 4:
+            raise BadMessage("rows come as batches with their per-slice counts")
+        yield SlicedBatch(chunk.data, np.frombuffer(chunk.app_metadata, dtype=np.int32))
+
+
+class FlightConnection:
+    """One handler in another process. Safe to share between threads."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self.address = address
+        try:
+            # No limit on what is received: the sender holds itself to its own.
+            self._client = fl.connect(f"grpc+tcp://{address}")
+        except pa.ArrowException as error:
+            raise BadOption(f"{address!r} is not an address: {error}", hint="for example 127.0.0.1:8815", option="address") from None
+        self._options = fl.FlightCallOptions(
+            timeout=CALL_TIMEOUT_S, headers=[(_TOKEN_HEADER.encode(), f"Bearer {token}".encode())]
+        )
+
+    def call(self, message: Message) -> Any:
+        try:
+            (result,) = self._client.do_action(fl.Action("call", encode(message)), self._options)
+            return decode(memoryview(result.body))
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            raise _from_wire(error, self.address) from None
+
+    def exchange(self, message: Message, batches: Sequence[SlicedBatch]) -> Answer:
+        try:
+            writer, reader = self._client.do_exchange(fl.FlightDescriptor.for_command(encode(message)), self._options)
+            with writer:
+                try:
+                    for number, (batch, counts) in enumerate(batches):
+                        if number == 0:
+                            writer.begin(batch.schema)
+                        writer.write_with_metadata(batch, counts.tobytes())
+                    writer.done_writing()
+                except (fl.FlightError, pa.ArrowException, OSError):
+                    # The handler's own word, if it said one, tells more than the broken pipe.
+                    reader.read_chunk()
+                    raise
+                chunk = reader.read_chunk()
+            return Answer(decode(memoryview(chunk.app_metadata)), chunk.data)
+        except (fl.FlightError, pa.ArrowException, OSError, StopIteration) as error:
+            raise _from_wire(error, self.address) from None
+
+    def read(self, message: Message) -> pa.Table:
+        try:
+            return self._client.do_get(fl.Ticket(encode(message)), self._options).read_all()
+        except (fl.FlightError, pa.ArrowException, OSError) as error:
+            raise _from_wire(error, self.address) from None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class FlightDialer:
+    """Connects with one token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, address: str) -> FlightConnection:
+        return FlightConnection(address, self._token)
+
+
+class _errors_to_wire:
+    """Sends what goes wrong inside as itself: code, message, hint and attributes."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, fl.FlightError) or not isinstance(error, Exception):
+            return
+        if not isinstance(error, MillpondError):
+            error = MillpondError(f"the pond failed: {type(error).__name__}: {error}")
+        raise fl.FlightServerError(error.message[:500], extra_info=_error_bytes(error)) from error
+
+
+def _error_bytes(error: MillpondError) -> bytes:
+    body = {"code": type(error).__name__, "message": error.message[:2000], "hint": error.hint[:1000]}
+    data = msgspec.msgpack.encode(body | {"attributes": error.attributes()})
+    return data if len(data) <= _ERROR_BYTES_MAX else msgspec.msgpack.encode(body | {"attributes": {}})
+
+
+def _from_wire(error: BaseException, address: str) -> MillpondError:
+    extra = getattr(error, "extra_info", b"")
+    if extra:
+        body = msgspec.msgpack.decode(extra)
+        return error_named(body["code"])(body["message"], hint=body["hint"], **body["attributes"])
+    if isinstance(error, fl.FlightUnauthenticatedError):
+        return Unauthorised(
+            f"{address} refused the token", hint="the pond's token is in the file `token` under its root"
+        )
+    if isinstance(error, pa.ArrowInvalid):
+        return BadMessage(str(error))
+    return Unavailable(
+        f"{address} does not answer ({type(error).__name__})", hint="is the pond running?", address=address
+    )

@@ -1,0 +1,365 @@
+"""Every message of the pond, typed and validated on arrival.
+
+A message is a frozen struct; `encode` and `decode` are the only way on and off the wire. Rows travel
+beside a message as Arrow batches, never inside one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+from millpond.errors import BadMessage, BadName, MessageTooLarge
+from millpond.rules import CompactRule, FetchName, UpdateRule
+from millpond.times import Progress
+
+CONTROL_BYTES_MAX = 4 << 20
+BATCH_BYTES_MAX = 512 << 20
+
+NAME_PATTERN = r"^[a-z0-9_]{1,64}$"
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+# A Spark query id, or "local" for operators on Arrow tables.
+Query = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_.-]{1,128}$")]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` itself if it is one; else BadName."""
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
+        raise BadName(
+            f"{what} {name!r} is not a name",
+            hint="a name has 1 to 64 lower-case letters, digits and underscores, for example 'ad_campaigns'",
+            name=str(name),
+        )
+    return name
+
+
+def writer_id(updater: str, query: str) -> str:
+    """One updater in one query: the unit whose epochs are numbered."""
+    return f"{updater}@{query}"
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+class Done(Message, frozen=True, tag=True):
+    """The answer of calls that have nothing to tell."""
+
+
+class StateSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a State is: its types as canonical DDL, and its rules."""
+
+    name: Name
+    key: str
+    value: str
+    update: UpdateRule
+    compact: CompactRule
+
+
+# Coordinator to container
+
+
+class Assign(Message, frozen=True, tag=True):
+    """Become container `container` in `term`: recover these slices and serve them.
+
+    `decided` is the newest decided epoch of each writer of each state: log records beyond it were
+    never acknowledged and are not applied.
+    """
+
+    term: Count
+    container: Count
+    slices: list[int]
+    pond_slices: Count
+    states: list[StateSpec]
+    decided: dict[str, dict[str, int]]
+    fetch_progress: dict[str, Progress]
+
+
+class Assigned(Message, frozen=True, tag=True):
+    """What recovery found."""
+
+    snapshots_loaded: Count
+    records_replayed: Count
+    rows_replayed: Count
+    records_discarded: Count
+
+
+class AddState(Message, frozen=True, tag=True):
+    spec: StateSpec
+
+
+class Prepare(Message, frozen=True, tag=True):
+    """Make the staged rows of exactly these attempts durable. Nothing becomes visible."""
+
+    state: Name
+    writer: Writer
+    epoch: Count
+    attempts: dict[int, int]
+
+
+class Prepared(Message, frozen=True, tag=True):
+    """`term` tells which incarnation of the container vouches for it."""
+
+    term: Count
+    rows: Count
+    digest: Unsigned64
+
+
+class Apply(Message, frozen=True, tag=True):
+    """Make a prepared epoch visible; it has been decided. Answers Done."""
+
+    state: Name
+    writer: Writer
+    epoch: Count
+
+
+class AdvanceFetchProgress(Message, frozen=True, tag=True):
+    state: Name
+    fetch_progress: Progress
+
+
+class Checkpoint(Message, frozen=True, tag=True):
+    """Snapshot what is dirty, then truncate the log. Answers Done when finished."""
+
+
+class ContainerStatus(Message, frozen=True, tag=True):
+    """Ask a container for `ContainerReport`."""
+
+
+class ContainerReport(Message, frozen=True, tag=True):
+    term: Count
+    needs: list[str]
+    metrics: dict[str, float]
+    states: dict[str, dict[str, float]]
+
+
+# Anyone to container
+
+
+class Stage(Message, frozen=True, tag=True):
+    """Rows follow as batches grouped by slice, each with its per-slice counts. Answers Staged."""
+
+    state: Name
+    writer: Writer
+    epoch: Count
+    partition: Count
+    attempt: Count
+
+
+class Staged(Message, frozen=True, tag=True):
+    rows: Count
+    digest: Unsigned64
+
+
+class Fetch(Message, frozen=True, tag=True):
+    """Questions follow as one batch grouped by slice, with its per-slice counts. Answers come in the same order."""
+
+    state: Name
+    rule: FetchName
+
+
+class ReadSlices(Message, frozen=True, tag=True):
+    """One row per key: the newest version with time <= `at` (all versions if `at` is +inf)."""
+
+    state: Name
+    at: Progress
+
+
+# Anyone to coordinator
+
+
+class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one task staged: the driver commits exactly the receipts it collected."""
+
+    partition: Count
+    attempt: Count
+    rows: Count
+    late: Count
+    digest: Unsigned64
+    time_max: int | None
+
+
+class OpenState(Message, frozen=True, tag=True):
+    spec: StateSpec
+
+
+class ListStates(Message, frozen=True, tag=True):
+    pass
+
+
+class StateList(Message, frozen=True, tag=True):
+    states: list[StateSpec]
+
+
+class Locate(Message, frozen=True, tag=True):
+    """Ask for the `Placement`."""
+
+
+class ContainerInfo(msgspec.Struct, frozen=True):
+    id: int
+    pid: int
+    address: str
+    slices: tuple[int, ...]
+
+
+class Placement(Message, frozen=True, tag=True):
+    """`owners[slice]` is the id of the container that serves the slice."""
+
+    slices: Count
+    owners: list[int]
+    containers: list[ContainerInfo]
+
+
+class Register(Message, frozen=True, tag=True):
+    """Let an updater or a fetcher exist. Registering again changes nothing."""
+
+    state: Name
+    name: Name
+    role: str
+
+
+class BeginEpoch(Message, frozen=True, tag=True):
+    state: Name
+    updater: Name
+    query: Query
+    epoch: Count
+
+
+class EpochPlan(Message, frozen=True, tag=True):
+    """Rows below `late_below` are late in this epoch, also when it is replayed."""
+
+    late_below: Progress
+    time_kind: str
+    replayed: bool
+
+
+class CommitEpoch(Message, frozen=True, tag=True):
+    state: Name
+    updater: Name
+    query: Query
+    epoch: Count
+    delay: Count
+    late_below: Progress
+    time_kind: str
+    receipts: list[Receipt]
+
+
+class EpochCommitted(Message, frozen=True, tag=True):
+    """`replayed` says that the epoch was already there and nothing changed."""
+
+    epoch: Count
+    rows: Count
+    late: Count
+    watermark: Progress
+    replayed: bool
+
+
+class Report(Message, frozen=True, tag=True):
+    """Explicit progress of an updater or a fetcher. A value below the present one changes nothing."""
+
+    state: Name
+    name: Name
+    update: Progress | None
+    fetch: Progress | None
+
+
+class AskProgress(Message, frozen=True, tag=True):
+    state: Name
+
+
+class StateProgress(Message, frozen=True, tag=True):
+    """U, F and who holds them."""
+
+    update: Progress
+    fetch: Progress
+    updaters: dict[str, Progress]
+    fetchers: dict[str, Progress]
+    late: dict[str, int]
+    time_kind: str
+
+
+class AskMetrics(Message, frozen=True, tag=True):
+    pass
+
+
+class PondMetrics(Message, frozen=True, tag=True):
+    coordinator: dict[str, float]
+    containers: dict[int, dict[str, float]]
+    states: dict[str, dict[str, float]]
+
+
+ContainerCall = Assign | AddState | Prepare | Apply | AdvanceFetchProgress | Checkpoint | ContainerStatus
+ContainerExchange = Stage | Fetch
+CoordinatorCall = (
+    OpenState
+    | ListStates
+    | Locate
+    | Register
+    | BeginEpoch
+    | CommitEpoch
+    | Report
+    | AskProgress
+    | AskMetrics
+    | Checkpoint
+)
+AnyMessage = (
+    ContainerCall
+    | ContainerExchange
+    | ReadSlices
+    | OpenState
+    | ListStates
+    | Locate
+    | Register
+    | BeginEpoch
+    | CommitEpoch
+    | Report
+    | AskProgress
+    | AskMetrics
+    | Done
+    | Assigned
+    | Prepared
+    | ContainerReport
+    | Staged
+    | StateList
+    | Placement
+    | EpochPlan
+    | EpochCommitted
+    | StateProgress
+    | PondMetrics
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    data = _encoder.encode(message)
+    check_size(len(data), CONTROL_BYTES_MAX, "message")
+    return data
+
+
+def decode(data: bytes | memoryview) -> Any:
+    """The message in `data`, or BadMessage / MessageTooLarge."""
+    check_size(len(data), CONTROL_BYTES_MAX, "message")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadMessage(
+            f"a message could not be read: {error}",
+            hint="client and pond must run the same version of millpond",
+        ) from None
+
+
+def check_size(size: int, limit: int, what: str) -> None:
+    if size > limit:
+        raise MessageTooLarge(
+            f"a {what} of {size:,} bytes is beyond the limit of {limit:,}",
+            hint="send fewer rows at once" if limit == BATCH_BYTES_MAX else "",
+            size=size,
+            limit=limit,
+        )

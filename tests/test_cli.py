@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from millpond import cli
+from millpond.errors import BadRoot
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run_command(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["millpond", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        code = caught.value.code
+        assert code is None or isinstance(code, int)
+        return Ended(code or 0, *capsys.readouterr())
+
+    return run_command
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def add(name: str, **members: Any) -> None:
+        made = types.ModuleType(name)
+        vars(made).update(members)
+        monkeypatch.setitem(sys.modules, name, made)
+
+    return add
+
+
+def test_version(run: Any) -> None:
+    ended = run("--version")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("millpond 0.")
+
+
+def test_no_arguments_show_the_commands(run: Any) -> None:
+    ended = run()
+    for command in ("serve", "bench", "demo"):
+        assert command in ended.out + ended.err
+
+
+def test_help_needs_no_heavy_import() -> None:
+    code = "import sys, millpond.cli; print([m for m in ('pyspark', 'numba', 'duckdb', 'polars') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("kind", ["bench", "demo"])
+def test_an_unknown_name_lists_the_known_ones(run: Any, kind: str) -> None:
+    ended = run(kind, "lake")
+    known = cli.BENCHES if kind == "bench" else cli.DEMOS
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.splitlines() == [
+        f"error: no {kind} is called 'lake'",
+        f"hint: known: {', '.join(known)}",
+    ]
+
+
+def test_errors_have_no_traceback_and_no_markup(
+    run: Any, monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    def fail() -> bool:
+        raise BadRoot("cannot write [/data/pond]", hint="give a [bold]directory", root="/data/pond")
+
+    module("fake_demo", run=fail)
+    monkeypatch.setitem(cli.DEMOS, "pond", "fake_demo")
+    ended = run("demo")
+    assert ended.code == 1
+    assert ended.err.splitlines() == ["error: cannot write [/data/pond]", "hint: give a [bold]directory"]
+
+
+@pytest.mark.parametrize(("right", "code"), [(True, 0), (False, 1)])
+def test_a_demo_ends_with_what_it_found(
+    run: Any, monkeypatch: pytest.MonkeyPatch, module: Any, right: bool, code: int
+) -> None:
+    module("fake_demo", run=lambda: right)
+    monkeypatch.setitem(cli.DEMOS, "pond", "fake_demo")
+    assert run("demo").code == code
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_bench_prints_and_writes_its_results(
+    run: Any, monkeypatch: pytest.MonkeyPatch, module: Any, tmp_path: Path, quick: bool
+) -> None:
+    results = [{"system": "millpond", "rows_per_s": 2.0, "threads": 1}]
+
+    def measure(quick_run: bool, progress: Any) -> list[dict[str, Any]]:
+        assert quick_run is quick
+        progress("loading [1/2]")
+        return results
+
+    module("fake_bench", run=measure)
+    monkeypatch.setitem(cli.BENCHES, "kernels", "fake_bench")
+    file = tmp_path / "out.json"
+    ended = run("bench", "kernels", *["--quick"] * quick, "--json", str(file))
+    assert ended.code == 0, ended.err
+    assert "millpond" in ended.out
+    assert "loading [1/2]" in ended.err
+    assert json.loads(file.read_text()) == {"bench": "kernels", "results": results}
+
+
+def test_bench_checks_its_file_before_it_runs(
+    run: Any, monkeypatch: pytest.MonkeyPatch, module: Any, tmp_path: Path
+) -> None:
+    module("fake_bench", run=lambda quick, progress: pytest.fail("it ran"))
+    monkeypatch.setitem(cli.BENCHES, "kernels", "fake_bench")
+    for file in (tmp_path / "nowhere" / "out.json", tmp_path):
+        ended = run("bench", "kernels", "--json", str(file))
+        assert ended.code == 1
+        assert f"cannot write {file}" in ended.err
+
+
+def test_bench_without_a_peer_says_how_to_install_it(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "needs_duckdb.py").write_text("import duckdb\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.BENCHES, "kernels", "needs_duckdb")
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    ended = run("bench", "kernels")
+    assert ended.code == 1
+    assert ended.err.splitlines() == [
+        "error: the bench 'kernels' needs duckdb",
+        "hint: pip install 'millpond[bench]'",
+    ]
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_says_where_it_is_and_ends_cleanly(run: Any, module: Any, tmp_path: Path, number: int) -> None:
+    seen: dict[str, Any] = {}
+    events = []
+
+    @contextmanager
+    def serve(root: Path, **options: Any) -> Iterator[Any]:
+        seen.update(options, root=root)
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        yield types.SimpleNamespace(address="127.0.0.1:4100", token_file=tmp_path / "token")
+        events.append("closed")
+
+    module("millpond.pond", serve=serve)
+    ended = run("serve", "--root", str(tmp_path), "--containers", "2", "--threads", "3", "--port", "4100")
+    assert ended.code == 0, ended.err
+    assert events == ["closed"]
+    assert seen == {
+        "root": tmp_path,
+        "containers": 2,
+        "threads": 3,
+        "slices": 64,
+        "host": "127.0.0.1",
+        "port": 4100,
+    }
+    for part in (
+        "127.0.0.1:4100, 2 containers",
+        f"token in {tmp_path / 'token'}",
+        "mp.connect('127.0.0.1:4100'",
+    ):
+        assert part in ended.out
+
+
+@pytest.mark.parametrize(
+    "options", [["--containers", "0"], ["--slices", "65536"], ["--slices", "0"], ["--port", "70000"]]
+)
+def test_serve_refuses_numbers_out_of_range(run: Any, tmp_path: Path, options: list[str]) -> None:
+    ended = run("serve", "--root", str(tmp_path / "pond"), *options)
+    assert ended.code == 2
+    assert options[0] in ended.err
+    assert not (tmp_path / "pond").exists()
