@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import millpond
 from millpond import cli
 from millpond.errors import BadRoot
 
@@ -60,7 +61,7 @@ def test_no_arguments_show_the_commands(run: Any) -> None:
 
 
 def test_help_needs_no_heavy_import() -> None:
-    code = "import sys, millpond.cli; print([m for m in ('pyspark', 'numba', 'duckdb', 'polars') if m in sys.modules])"
+    code = "import sys, millpond.cli; print([m for m in ('pyspark', 'duckdb', 'polars') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
 
@@ -161,13 +162,13 @@ def test_serve_says_where_it_is_and_ends_cleanly(run: Any, module: Any, tmp_path
     events = []
 
     @contextmanager
-    def serve(root: Path, **options: Any) -> Iterator[Any]:
+    def open_pond(root: Path, **options: Any) -> Iterator[Any]:
         seen.update(options, root=root)
-        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
-        yield types.SimpleNamespace(address="127.0.0.1:4100", token_file=tmp_path / "token")
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+        yield types.SimpleNamespace(address="127.0.0.1:4100")
         events.append("closed")
 
-    module("millpond.pond", serve=serve)
+    module("millpond.pond", open_pond=open_pond)
     ended = run("serve", "--root", str(tmp_path), "--containers", "2", "--threads", "3", "--port", "4100")
     assert ended.code == 0, ended.err
     assert events == ["closed"]
@@ -185,6 +186,54 @@ def test_serve_says_where_it_is_and_ends_cleanly(run: Any, module: Any, tmp_path
         "mp.connect('127.0.0.1:4100'",
     ):
         assert part in ended.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_served_pond_can_be_joined_and_ends_with_its_group(tmp_path: Path, number: int) -> None:
+    """As in a terminal, where Ctrl-C reaches the containers too."""
+    command = [
+        sys.executable,
+        "-c",
+        "from millpond.cli import main; main()",
+        "serve",
+        "--root",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(
+        [*command, "--containers", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as served:
+        assert served.stdout is not None
+        address = served.stdout.readline().split(" at ")[1].partition(",")[0]
+        token = (tmp_path / "token").read_text()
+        with millpond.connect(address, token) as pond:
+            processes = [container.pid for container in pond.containers()]
+            assert len(processes) == 2
+        os.killpg(served.pid, number)
+        out, err = served.communicate(timeout=60)
+    assert (served.returncode, err) == (0, "")
+    assert out.endswith("closing\n")
+    assert token.strip() not in out
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_can_be_ended_while_it_opens(run: Any, module: Any, tmp_path: Path, number: int) -> None:
+    def open_pond(root: Path, **options: Any) -> Any:
+        os.kill(os.getpid(), number)
+        threading.Event().wait(10)
+        pytest.fail("it was not interrupted")
+
+    module("millpond.pond", open_pond=open_pond)
+    ended = run("serve", "--root", str(tmp_path))
+    assert ended.code != 0
+    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+import millpond
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = {
@@ -54,5 +55,4 @@ def test_the_files_people_look_for_are_there() -> None:
 
 
 def test_the_changelog_has_the_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"## [{millpond.__version__}]" in (ROOT / "CHANGELOG.md").read_text()

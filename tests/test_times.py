@@ -35,7 +35,7 @@ from millpond.times import MICROS, TIME_MAX, TIME_MIN, delay_for, format_time, p
         ("1 d", 86_400 * MICROS),
         (datetime.timedelta(days=1, microseconds=1), 86_400 * MICROS + 1),
         (datetime.timedelta.max, 86_399_999_999_999_999_999),
-        (pd.Timedelta("1min"), 60 * MICROS),
+        (pd.Timedelta(1, "min"), 60 * MICROS),
         (0, 0),
         (5, 5),
         (TIME_MAX, TIME_MAX),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from millpond import __version__
 from millpond.errors import BadOption, MillpondError
 
 BENCHES = {"kernels": "millpond.bench.kernels"}
@@ -44,7 +44,7 @@ def main() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        out.print(f"millpond {importlib.metadata.version('millpond')}")
+        out.print(f"millpond {__version__}")
         raise typer.Exit
 
 
@@ -72,21 +72,21 @@ def serve(
     ] = 0,
 ) -> None:
     """Run a pond on its own, to be shared by several programs. Ends on Ctrl-C or SIGTERM."""
-    from millpond.pond import serve as serve_pond
+    from millpond.pond import open_pond
 
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    with serve_pond(
-        root, containers=containers, threads=threads, slices=slices, host=host, port=port
-    ) as pond:
+    # While the pond opens, both signals interrupt it; once it is open, they let it close.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with open_pond(root, containers=containers, threads=threads, slices=slices, host=host, port=port) as pond:
+        ended = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.set())
+        token_file = root.absolute() / "token"
         out.print(
             f"pond {root} at {pond.address}, {containers} container{'s' * (containers > 1)}", markup=False
         )
-        out.print(f"token in {pond.token_file}", markup=False)
+        out.print(f"token in {token_file}", markup=False)
         out.print(
-            f"connect with mp.connect({pond.address!r}, token=open({str(pond.token_file)!r}).read())",
-            markup=False,
+            f"connect with mp.connect({pond.address!r}, token=open({str(token_file)!r}).read())", markup=False
         )
         ended.wait()
         out.print("closing")

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,7 +63,7 @@ class Client:
     ) -> Receipt:
         """Sends a partition's rows to the owners of their slices; every container hears of the attempt."""
 
-        def send() -> list[Staged]:
+        def send() -> list[Any]:
             placement = self.placement()
             batches: dict[int, list[Any]] = {info.id: [] for info in placement.containers}
             for start in range(0, len(times), STAGE_ROWS_MAX):
@@ -81,7 +82,7 @@ class Client:
                 list(batches.items()),
             )
 
-        staged = self._retry(send)
+        staged: list[Staged] = self._retry(send)
         return Receipt(
             partition=message.partition,
             attempt=message.attempt,
@@ -113,7 +114,9 @@ class Client:
         schema: pa.Schema,
     ) -> list[pa.ChunkedArray]:
         """The answers, one column each, in the order of the questions. `schema` is that of the answers."""
-        fields = [("_key", key_type), ("_time", pa.int64())] + ([] if lows is None else [("_low", pa.int64())])
+        fields = [("_key", key_type), ("_time", pa.int64())] + (
+            [] if lows is None else [("_low", pa.int64())]
+        )
         asked = pa.schema(fields)
 
         def ask(start: int) -> list[pa.Array]:
@@ -121,7 +124,9 @@ class Client:
             low = None if lows is None else lows[start:stop]
             return self._fetch_part(message, asked, keys.part(start, stop), low, highs[start:stop])
 
-        parts = [self._retry(lambda start=start: ask(start)) for start in range(0, len(highs), FETCH_ROWS_MAX)]
+        parts = [
+            self._retry(partial(ask, start)) for start in range(0, len(highs), FETCH_ROWS_MAX)
+        ]
         return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(schema)]
 
     def _fetch_part(
@@ -180,7 +185,9 @@ class Client:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise BadOption("the pond is closed", hint="open it again with mp.open or mp.connect", option="pond")
+            raise BadOption(
+                "the pond is closed", hint="open it again with mp.open or mp.connect", option="pond"
+            )
 
     def _connection(self, placement: Placement, container: int) -> Connection:
         info = next((info for info in placement.containers if info.id == container), None)

@@ -36,7 +36,9 @@ def route(keys: Keys, slices: int) -> Route:
     return Route(order, starts)
 
 
-def split(route: Route, schema: pa.Schema, columns: Sequence[pa.Array], placement: Placement) -> list[Portion]:
+def split(
+    route: Route, schema: pa.Schema, columns: Sequence[pa.Array], placement: Placement
+) -> list[Portion]:
     """Cuts columns, which are in slice order already, into one batch for each container that has rows."""
     batch = pa.RecordBatch.from_arrays(list(columns), schema=schema)
     counts = np.diff(route.starts).astype(np.int32)

@@ -8,7 +8,7 @@ returns by `appended`. *Apply* makes the rows visible, once the coordinator has 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -153,7 +153,7 @@ class Core:
             raise StageLost(
                 f"container {self.container} has not prepared epoch {message.epoch}", container=self.container
             )
-        rows = state.insert(message.writer, message.epoch, pending.record.batches, self._run)
+        rows = state.insert(message.writer, message.epoch, pending.record.batches, self.owned, self._run)
         with self._lock:
             self.vector[message.state][message.writer] = message.epoch
             if self._pending.get((message.state, message.writer)) is pending:
@@ -164,9 +164,13 @@ class Core:
             self.rows_applied += rows
         return rows
 
-    def replay(self, record: Record) -> int:
-        """Applies a decided record from a log, when recovering. Returns the rows that were new."""
-        rows = self.state(record.state).insert(record.writer, record.epoch, record.batches, self._run)
+    def replay(self, record: Record, logged: Iterable[int]) -> int:
+        """Applies a decided record when recovering, from a log of the slices `logged`. Returns the rows that were new.
+
+        The record tells nothing about other slices: their part of the epoch is in another log.
+        """
+        among = sorted(set(self.owned) & set(logged))
+        rows = self.state(record.state).insert(record.writer, record.epoch, record.batches, among, self._run)
         vector = self.vector[record.state]
         vector[record.writer] = max(vector.get(record.writer, -1), record.epoch)
         return rows

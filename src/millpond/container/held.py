@@ -91,9 +91,11 @@ class HeldState:
             )
         return keys
 
-    def insert(self, writer: str, epoch: int, batches: Sequence[SlicedBatch], run: Runner) -> int:
-        """Applies an epoch's rows to every slice that has not seen it. Returns the rows applied."""
-        parts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in self.slices}
+    def insert(
+        self, writer: str, epoch: int, batches: Sequence[SlicedBatch], among: Iterable[int], run: Runner
+    ) -> int:
+        """Applies an epoch's rows to every slice `among` those that has not seen it. Returns the rows applied."""
+        parts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in among}
         for index, (_, counts) in enumerate(batches):
             starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
             for number in np.flatnonzero(counts).tolist():
@@ -109,7 +111,9 @@ class HeldState:
                 if held.vector.get(writer, -1) >= epoch:
                     return
                 for index, start, stop in parts[number]:
-                    values = [column.slice(start, stop - start) for column in batches[index].batch.columns[2:]]
+                    values = [
+                        column.slice(start, stop - start) for column in batches[index].batch.columns[2:]
+                    ]
                     held.store.insert(
                         keys[index].part(start, stop), times[index][start:stop], values, self.keep_from
                     )
@@ -117,7 +121,7 @@ class HeldState:
                     applied.append(stop - start)
                 held.vector[writer] = epoch
 
-        run(apply_to, list(self.slices), sum(batch.num_rows for batch, _ in batches))
+        run(apply_to, list(parts), sum(batch.num_rows for batch, _ in batches))
         return sum(applied)
 
     # Questions
@@ -151,7 +155,10 @@ class HeldState:
             held = self.slices[number]
             with held.lock:
                 found[number] = held.store.fetch(
-                    keys.part(start, stop), None if lows is None else lows[start:stop], highs[start:stop], rule
+                    keys.part(start, stop),
+                    None if lows is None else lows[start:stop],
+                    highs[start:stop],
+                    rule,
                 )
 
         run(answer, asked, batch.num_rows)
@@ -159,7 +166,9 @@ class HeldState:
         self.check_not_below(lowest)
         if len(asked) == 1:
             return pa.RecordBatch.from_arrays(found[asked[0]], schema=schema)
-        columns = [pa.concat_arrays(parts) for parts in zip(*(found[number] for number in asked), strict=True)]
+        columns = [
+            pa.concat_arrays(parts) for parts in zip(*(found[number] for number in asked), strict=True)
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def newest(self, number: int, at: Progress) -> pa.RecordBatch:

@@ -30,6 +30,7 @@ SNAPSHOTS: Final = "snapshots"
 MANIFEST: Final = "manifest.arrow"
 _T = TypeVar("_T")
 _DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})")
+_SNAPSHOT = re.compile(r"s(\d{5})-t\d{8}-n\d{6}\.arrow")
 _RECORD = re.compile(r"(\d{12})\.arrow")
 
 
@@ -102,11 +103,15 @@ def record_numbers(files: Files, root: str, directory: str, covered: int) -> lis
     for expected, seq in enumerate(numbers, start=covered + 1):
         if seq != expected:
             path = record_path(root, directory, expected)
-            raise CorruptFile(f"{path} is missing from the log", hint="restore the file from a backup copy", path=path)
+            raise CorruptFile(
+                f"{path} is missing from the log", hint="restore the file from a backup copy", path=path
+            )
     return numbers
 
 
-def write_record(files: Files, root: str, directory: str, seq: int, record: Record, schema: pa.Schema) -> None:
+def write_record(
+    files: Files, root: str, directory: str, seq: int, record: Record, schema: pa.Schema
+) -> None:
     head = RecordHead(
         record.state,
         record.writer,
@@ -115,7 +120,9 @@ def write_record(files: Files, root: str, directory: str, seq: int, record: Reco
         [sliced.counts.tolist() for sliced in record.batches],
     )
     batches = [sliced.batch for sliced in record.batches]
-    write_table_file(files, record_path(root, directory, seq), "log", schema, batches, {"record": _json(head)})
+    write_table_file(
+        files, record_path(root, directory, seq), "log", schema, batches, {"record": _json(head)}
+    )
 
 
 def read_record_head(files: Files, root: str, directory: str, seq: int) -> RecordHead:
@@ -127,7 +134,9 @@ def read_record(files: Files, root: str, directory: str, seq: int, schema: pa.Sc
     path = record_path(root, directory, seq)
     batches, found, metadata = read_table_file(files, path)
     head = _parse(metadata, "record", RecordHead, path)
-    if not found.equals(schema) or [sum(counts) for counts in head.counts] != [len(batch) for batch in batches]:
+    if not found.equals(schema) or [sum(counts) for counts in head.counts] != [
+        len(batch) for batch in batches
+    ]:
         raise CorruptFile(f"{path} does not hold rows of state {head.state}", path=path)
     sliced = [
         SlicedBatch(batch, np.asarray(counts, dtype=np.int32))
@@ -145,8 +154,19 @@ def snapshot_name(slice_id: int, term: int, number: int) -> str:
     return f"s{slice_id:05d}-t{term:08d}-n{number:06d}.arrow"
 
 
+def slice_of_snapshot(name: str) -> int | None:
+    """The slice of a snapshot, finished or not; None for any other file."""
+    match = _SNAPSHOT.match(name)
+    return int(match[1]) if match else None
+
+
 def write_snapshot(
-    files: Files, root: str, name: str, head: SnapshotHead, schema: pa.Schema, batches: Sequence[pa.RecordBatch]
+    files: Files,
+    root: str,
+    name: str,
+    head: SnapshotHead,
+    schema: pa.Schema,
+    batches: Sequence[pa.RecordBatch],
 ) -> None:
     path = os.path.join(snapshot_directory(root, head.state), name)
     write_table_file(files, path, "snapshot", schema, batches, {"snapshot": _json(head)})

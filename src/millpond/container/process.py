@@ -112,8 +112,7 @@ def _maintain(service: ContainerService) -> None:
     while True:
         try:
             idle = service.maintain()
-        except OSError as error:
-            print(f"upkeep failed, will be tried again: {error}", file=sys.stderr, flush=True)
+        except OSError:
             idle = True
         time.sleep(IDLE_S if idle else BUSY_S)
 

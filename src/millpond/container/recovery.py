@@ -55,7 +55,7 @@ def recover(core: Core, files: Files, root: str, assign: Assign) -> Recovered:
             if seq in log.undecided or not _concerns(head, core):
                 continue
             schema = core.state(head.state).rows_schema
-            rows += core.replay(read_record(files, root, log.directory, seq, schema))
+            rows += core.replay(read_record(files, root, log.directory, seq, schema), log.manifest.slices)
             records += 1
     for state, writers in assign.decided.items():
         core.vector[state] = dict(writers)
@@ -108,9 +108,7 @@ def _undecided(heads: dict[int, RecordHead], assign: Assign) -> set[int]:
 
 def _is_newest(manifest: Manifest, manifests: dict[str, Manifest]) -> bool:
     """Whether some slice has no later owner than this incarnation, so that what it needs is still needed."""
-    later = {
-        number for other in manifests.values() if other.term > manifest.term for number in other.slices
-    }
+    later = {number for other in manifests.values() if other.term > manifest.term for number in other.slices}
     return not set(manifest.slices) <= later
 
 
@@ -152,14 +150,16 @@ def _load_snapshots(core: Core, files: Files, root: str, logs: list[_Log]) -> in
             named = [log.manifest.snapshots.get(name, {}).get(number) for log in logs]
             held.snapshot = max((snapshot for snapshot in named if snapshot), default=None)
             if held.snapshot:
-                batches, held.vector = read_snapshot(files, root, name, number, held.snapshot, state.rows_schema)
+                batches, held.vector = read_snapshot(
+                    files, root, name, number, held.snapshot, state.rows_schema
+                )
                 for batch in batches:
                     held.store.load(batch)
                 loaded += 1
     return loaded
 
 
-
-
 def _concerns(head: RecordHead, core: Core) -> bool:
-    return head.state in core.states and any(any(counts[number] for number in core.owned) for counts in head.counts)
+    return head.state in core.states and any(
+        any(counts[number] for number in core.owned) for counts in head.counts
+    )

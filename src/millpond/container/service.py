@@ -18,6 +18,7 @@ from millpond.container.layout import (
     SnapshotHead,
     directory_name,
     record_path,
+    slice_of_snapshot,
     snapshot_directory,
     snapshot_name,
     write_manifest,
@@ -133,8 +134,18 @@ class ContainerService:
             self._files.make_dir(snapshot_directory(self._root, name))
         write_manifest(self._files, self._root, recovered.manifest)
         self._manifest = recovered.manifest
+        self._remove_leftovers(core)
         self._core = core
         return recovered.summary
+
+    def _remove_leftovers(self, core: Core) -> None:
+        """Removes snapshots of our slices that no manifest will name again: older ones, and unfinished rounds'."""
+        for name, state in core.states.items():
+            directory = snapshot_directory(self._root, name)
+            current = {held.snapshot for held in state.slices.values()}
+            for file in self._files.list(directory):
+                if file not in current and slice_of_snapshot(file) in state.slices:
+                    self._files.remove(os.path.join(directory, file))
 
     def _prepare(self, message: Prepare) -> Prepared:
         core = self.core

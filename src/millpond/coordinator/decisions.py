@@ -10,10 +10,35 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from millpond.coordinator.records import EPOCHS_REMEMBERED, EpochRecord, PondRecord, QueryRecord, StateRecord, UpdaterRecord
-from millpond.errors import BadOption, EpochChanged, EpochOutOfOrder, SchemaMismatch, StageLost, UnknownState, UnknownUpdater, UpdaterFinished
+from millpond.coordinator.records import (
+    EPOCHS_REMEMBERED,
+    EpochRecord,
+    PondRecord,
+    QueryRecord,
+    StateRecord,
+    UpdaterRecord,
+)
+from millpond.errors import (
+    BadOption,
+    EpochChanged,
+    EpochOutOfOrder,
+    SchemaMismatch,
+    StageLost,
+    UnknownState,
+    UnknownUpdater,
+    UpdaterFinished,
+)
 from millpond.times import TIME_MIN, Progress
-from millpond.wire.messages import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, Register, Report, StateProgress, StateSpec
+from millpond.wire.messages import (
+    BeginEpoch,
+    CommitEpoch,
+    EpochCommitted,
+    EpochPlan,
+    Register,
+    Report,
+    StateProgress,
+    StateSpec,
+)
 
 _V = TypeVar("_V")
 
@@ -52,7 +77,9 @@ def open_state(pond: PondRecord, spec: StateSpec) -> PondRecord:
 
 
 def describe(spec: StateSpec) -> str:
-    return f"key={spec.key!r}, value={spec.value!r}, update={spec.update.name}(), compact={spec.compact.name}()"
+    return (
+        f"key={spec.key!r}, value={spec.value!r}, update={spec.update.name}(), compact={spec.compact.name}()"
+    )
 
 
 def register(pond: PondRecord, message: Register) -> PondRecord:
@@ -136,7 +163,9 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
     updater = _updater_of(state, message.updater)
     if message.late_below != updater.watermark:
         raise StageLost("the updater's progress was reported while the epoch was staged: stage it again")
-    newest = max((receipt.time_max for receipt in message.receipts if receipt.time_max is not None), default=None)
+    newest = max(
+        (receipt.time_max for receipt in message.receipts if receipt.time_max is not None), default=None
+    )
     watermark = updater.watermark
     if newest is not None and newest - message.delay >= TIME_MIN:
         watermark = max(watermark, newest - message.delay)
@@ -183,7 +212,9 @@ def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgres
     """U, F and whose they are. `held_back` are updaters whose last epoch is decided, but not yet visible."""
     updaters = {name: held_back.get(name, record.watermark) for name, record in state.updaters.items()}
     return StateProgress(
-        update=min(state.update_progress, min(updaters.values(), default=-math.inf)) if held_back else state.update_progress,
+        update=min(state.update_progress, min(updaters.values(), default=-math.inf))
+        if held_back
+        else state.update_progress,
         fetch=state.fetch_progress,
         updaters=updaters,
         fetchers=dict(state.fetchers),
@@ -214,7 +245,10 @@ def _updater_of(state: StateRecord, name: str) -> UpdaterRecord:
 def _unknown(state: StateRecord, name: str, role: str, known: dict[str, _V]) -> UnknownUpdater:
     names = ", ".join(sorted(known)) or "none yet"
     return UnknownUpdater(
-        f"state {state.spec.name!r} has no {role} {name!r}", hint=f"it has: {names}", state=state.spec.name, name=name
+        f"state {state.spec.name!r} has no {role} {name!r}",
+        hint=f"it has: {names}",
+        state=state.spec.name,
+        name=name,
     )
 
 
@@ -229,7 +263,9 @@ def _with_updater(pond: PondRecord, state: StateRecord, name: str, updater: Upda
 def _with_fetcher(pond: PondRecord, state: StateRecord, name: str, fetch: Progress) -> PondRecord:
     fetchers = {**state.fetchers, name: fetch}
     lowest = min(fetchers.values())
-    return _with_state(pond, replace(state, fetchers=fetchers, fetch_progress=max(state.fetch_progress, lowest)))
+    return _with_state(
+        pond, replace(state, fetchers=fetchers, fetch_progress=max(state.fetch_progress, lowest))
+    )
 
 
 def _with_state(pond: PondRecord, state: StateRecord) -> PondRecord:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
 
+from millpond import crashpoints
 from millpond.errors import ContainerFailed, error_named
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class Host(NamedTuple):
@@ -53,18 +56,29 @@ class Embedded:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._watchers: list[threading.Thread] = []
         self._stopping = False
+        self._started_before: set[int] = set()
 
     def start(self, container: int) -> Host:
         with self._lock:
             old = self._children.pop(container, None)
         if old is not None:
             _end(old)
-        child = subprocess.Popen(
-            [sys.executable, "-m", "millpond.container.process", self._root, str(container), str(self._threads)],
+        log = open(self._log_path(container), "wb")  # noqa: SIM115 - handed to the child
+        child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [
+                sys.executable,
+                "-m",
+                "millpond.container.process",
+                self._root,
+                str(container),
+                str(self._threads),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=open(self._log_path(container), "wb"),  # noqa: SIM115 - the child's, closed with it
+            stderr=log,
+            env=self._environment(container),
         )
+        log.close()
         with self._lock:
             if self._stopping:
                 _end(child)
@@ -94,6 +108,17 @@ class Embedded:
             _end(child)
         for watcher in self._watchers:
             watcher.join(STOP_TIMEOUT_S)
+
+    def _environment(self, container: int) -> dict[str, str]:
+        """Ours, so that the child finds the same millpond; a crash point counts for a container's first start."""
+        environment = dict(os.environ)
+        if sysconfig.get_path("purelib") != _PACKAGE_PARENT:
+            paths = [_PACKAGE_PARENT, environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        if container in self._started_before:
+            environment.pop(crashpoints.ENVIRONMENT, None)
+        self._started_before.add(container)
+        return environment
 
     def _greeting(self, child: subprocess.Popen[bytes], container: int) -> Hello:
         timer = threading.Timer(START_TIMEOUT_S, child.kill)

@@ -35,7 +35,11 @@ class Journal:
     def load(self) -> PondRecord | None:
         """The newest entry; None in a root that has none."""
         self._files.make_dir(self._directory)
-        numbers = [int(match[1]) for name in durable_names(self._files, self._directory) if (match := _ENTRY.fullmatch(name))]
+        numbers = [
+            int(match[1])
+            for name in durable_names(self._files, self._directory)
+            if (match := _ENTRY.fullmatch(name))
+        ]
         if not numbers:
             return None
         self._number = max(numbers)

@@ -23,7 +23,7 @@ from millpond.coordinator.hosting import Host, Hosting
 from millpond.coordinator.journal import Journal
 from millpond.coordinator.records import PondRecord
 from millpond.crashpoints import reach
-from millpond.errors import BadMessage, BadOption, ContainerFailed, CorruptFile, MillpondError, StageLost, Unavailable
+from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, StageLost, Unavailable
 from millpond.files import Files
 from millpond.times import Progress
 from millpond.wire.connection import Answer, Connection, Dialer, SlicedBatch
@@ -57,6 +57,7 @@ from millpond.wire.messages import (
 )
 
 RECOVERY_TIMEOUT_S = 120.0
+TIDY_S = 2.0
 START_ATTEMPTS = 3
 _T = TypeVar("_T")
 
@@ -92,6 +93,9 @@ class CoordinatorService:
         self._updater_locks: dict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
         self._pool = ThreadPoolExecutor(max(4, 2 * containers), "millpond-coordinator") if parallel else None
         self._closing = False
+        # Whether every directory of an earlier incarnation is gone; asked at most every TIDY_S.
+        self._tidy = False
+        self._tidy_next_s = 0.0
         self._epochs_committed = 0
         self._epochs_replayed = 0
         self._restarts = 0
@@ -154,6 +158,7 @@ class CoordinatorService:
                         self._failed[container] = error
                         return
             self._failed.pop(container, None)
+            self._tidy = False
             self._restarts += 1
             self._recovery_s_last = time.perf_counter() - started
 
@@ -201,7 +206,10 @@ class CoordinatorService:
                 return self._commit(message)
             case Report(state):
                 with self._membership:
-                    if self._change(lambda record: decisions.report(record, message)) and message.fetch is not None:
+                    if (
+                        self._change(lambda record: decisions.report(record, message))
+                        and message.fetch is not None
+                    ):
                         self._tell_all(AdvanceFetchProgress(state, self._record.states[state].fetch_progress))
             case AskProgress(state):
                 with self._lock:
@@ -241,7 +249,8 @@ class CoordinatorService:
                 for container, answer in prepared.items():
                     if self._terms[container] != answer.term:
                         raise StageLost(
-                            f"container {container} was restarted before the epoch was decided", container=container
+                            f"container {container} was restarted before the epoch was decided",
+                            container=container,
                         )
                 watermark = self._record.states[message.state].updaters[message.updater].watermark
                 record, committed = decisions.commit_epoch(self._record, message)
@@ -254,7 +263,9 @@ class CoordinatorService:
                 del self._held_back[message.state][message.updater]
             reach("publish.after")
             self._epochs_committed += 1
-            return committed
+        if not self._tidy and time.monotonic() > self._tidy_next_s:
+            self.remove_unneeded()
+        return committed
 
     def _ask_or_stage_again(self, container: int, message: Message) -> Any:
         """What the container answers; StageLost if it is gone, with all that was staged there."""
@@ -315,25 +326,33 @@ class CoordinatorService:
         return live.connection.call(message)
 
     def _tell_all(self, message: Message) -> None:
-        """Containers that are away learn it when they are assigned."""
+        """Containers that are away learn it when they are assigned. The caller holds the membership."""
 
-        def tell(container: int) -> None:
+        def tell(container: int) -> bool:
             try:
                 self._ask(container, message)
-            except (Unavailable, ContainerFailed):
-                self.recover(container)
+            except Unavailable:
+                return False
+            return True
 
-        self._map(tell, list(self._live))
+        containers = list(self._live)
+        for container, told in zip(containers, self._map(tell, containers), strict=True):
+            if not told:
+                self.recover(container, self._live[container].term)
 
     def remove_unneeded(self) -> None:
         """Removes directories of earlier incarnations that no container needs any more."""
         with self._membership:
             try:
-                reports: list[ContainerReport] = self._map(lambda c: self._ask(c, ContainerStatus()), list(self._live))
+                reports: list[ContainerReport] = self._map(
+                    lambda c: self._ask(c, ContainerStatus()), list(self._live)
+                )
             except Unavailable:
                 return
-            kept = {name for report in reports for name in report.needs}
-            kept |= {directory_name(live.term, container) for container, live in self._live.items()}
+            needed = {name for report in reports for name in report.needs}
+            self._tidy = not needed
+            self._tidy_next_s = time.monotonic() + TIDY_S
+            kept = needed | {directory_name(live.term, container) for container, live in self._live.items()}
             base = os.path.join(self._root, CONTAINERS)
             for name in self._files.list(base):
                 if name in kept or not name.startswith("t"):

@@ -25,8 +25,8 @@ def jit(function: F) -> F:
 
         @functools.wraps(function)
         def interpreted(*args: Any) -> Any:
-            # Hashes wrap around by design, which NumPy's scalars warn of.
-            with np.errstate(over="ignore"):
+            # Hashes wrap around and infinities add up to NaN by design; NumPy's scalars warn of it.
+            with np.errstate(over="ignore", invalid="ignore"):
                 return function(*args)
 
         return cast(F, interpreted)

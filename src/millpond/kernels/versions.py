@@ -83,24 +83,15 @@ def drop_oldest(
     control: NDArray[np.int64],
     dropped: int,
 ) -> None:
-    """Drop the entry's oldest versions, but not all. A block left three quarters empty is swapped for a smaller one."""
+    """Drop the entry's oldest versions, but not all. Of a block left three quarters empty the rest is split off as free."""
     start = entries[entry, 0]
     size_class = entries[entry, 1] & CLASS_MASK
     left = (entries[entry, 1] >> CLASS_BITS) - dropped
-    smaller = size_class
-    while smaller > 0 and left * 4 <= 1 << smaller:
-        smaller -= 1
-    to = start
-    if smaller < size_class:
-        to = take_block(arena, heads, control, smaller)
-        if to < 0:
-            to = start
-            smaller = size_class
-    copy_rows(arena, start + dropped, arena, to, left)
-    if to != start:
-        free_block(arena, heads, control, start, size_class)
-    entries[entry, 0] = to
-    entries[entry, 1] = (left << CLASS_BITS) | smaller
+    copy_rows(arena, start + dropped, arena, start, left)
+    while size_class > 0 and left * 4 <= 1 << size_class:
+        size_class -= 1
+        free_block(arena, heads, control, start + (1 << size_class), size_class)
+    entries[entry, 1] = (left << CLASS_BITS) | size_class
     control[VERSIONS] -= dropped
     control[ROWS_MOVED] += left
 

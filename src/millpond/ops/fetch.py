@@ -15,7 +15,8 @@ from millpond.rules import FetchRule
 from millpond.schema import key_kind, parse_ddl
 from millpond.stores.versioned import result_schema
 from millpond.times import Progress, TimeKind, below_fetch_progress, format_time
-from millpond.wire.messages import AskProgress, Fetch as FetchMessage, StateProgress, StateSpec, check_name
+from millpond.wire.messages import AskProgress, StateProgress, StateSpec, check_name
+from millpond.wire.messages import Fetch as FetchMessage
 
 
 class Fetch:
@@ -50,7 +51,8 @@ class Fetch:
         self._rule = rule
         self._answers = result_schema(parse_ddl(spec.value, "value"), rule.name)
         self._into = as_names(list(self._answers.names) if into is None else into, self._answers, "into")
-        self._low, self._high = between if between is not None else (None, at)
+        self._low: str | None = None if between is None else between[0]
+        self._high: str = at if between is None else between[1]  # type: ignore[assignment]
 
     def now(self, table: pa.Table, waiting: str = "error") -> pa.Table:
         """The table with its answers.
@@ -65,10 +67,11 @@ class Fetch:
         for name in self._into:
             if name in table.column_names:
                 raise BadOption(
-                    f"the table has a column {name!r} already", hint="choose another name for into=", option="into"
+                    f"the table has a column {name!r} already",
+                    hint="choose another name for into=",
+                    option="into",
                 )
         progress: StateProgress = self._client.call(AskProgress(self._spec.name))
-        assert self._high is not None
         highs, kind = times_of(table, self._high, progress.time_kind)
         lows = None if self._low is None else times_of(table, self._low, kind)[0]
         keys = keys_of(table, self._key, self._key_schema)

@@ -83,7 +83,10 @@ class Update:
     def commit(self, table: pa.Table, epoch: int, query: str) -> EpochCommitted:
         if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
             raise EpochOutOfOrder(
-                f"{epoch!r} is not an epoch", hint="epochs are numbered 0, 1, 2, ...", epoch=epoch, expected=None
+                f"{epoch!r} is not an epoch",
+                hint="epochs are numbered 0, 1, 2, ...",
+                epoch=epoch,
+                expected=None,
             )
         for attempt in range(STAGE_ATTEMPTS):
             plan: EpochPlan = self._client.call(BeginEpoch(self._spec.name, self.name, query, epoch))

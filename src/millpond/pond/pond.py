@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -41,10 +41,12 @@ class Pond:
         self.address = address
         self.spark = spark
 
-    def __enter__(self) -> Pond:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -83,7 +85,9 @@ class Pond:
     def states(self) -> dict[str, State]:
         """All States by name."""
         listed: StateList = self._client.call(ListStates())
-        return {spec.name: State(self._client, spec) for spec in sorted(listed.states, key=lambda spec: spec.name)}
+        return {
+            spec.name: State(self._client, spec) for spec in sorted(listed.states, key=lambda spec: spec.name)
+        }
 
     def containers(self) -> list[ContainerInfo]:
         """The containers that serve now: id, pid, address, slices."""

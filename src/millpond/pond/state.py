@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from millpond.stores.keys import decode_keys
 from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, below_fetch_progress, format_time
 from millpond.wire.messages import AskProgress, Register, Report, StateProgress, StateSpec, check_name
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class State:
@@ -54,7 +54,9 @@ class State:
         before are late: dropped and counted, or with `late="error"` the epoch is refused. `name` is the
         updater's, for ever: the same name continues where it stopped.
         """
-        return Update(self._client, self._spec, key=key, at=at, value=value, delay=delay, late=late, name=name)
+        return Update(
+            self._client, self._spec, key=key, at=at, value=value, delay=delay, late=late, name=name
+        )
 
     def fetch(
         self,
@@ -72,7 +74,9 @@ class State:
         the values with low < time <= high, made into one answer by `rule`. `into` names the answer's columns.
         """
         if rule is not None and not isinstance(rule, FetchRule):
-            raise BadOption(f"rule={rule!r} is not a fetch rule", hint="for example rule=mp.count()", option="rule")
+            raise BadOption(
+                f"rule={rule!r} is not a fetch rule", hint="for example rule=mp.count()", option="rule"
+            )
         return Fetch(
             self._client,
             self._spec,
@@ -89,7 +93,11 @@ class State:
         self._client.call(Report(self.name, check_name(name, "the updater"), math.inf, None))
 
     def report(
-        self, name: str, *, update: Progress | datetime | None = None, fetch: Progress | datetime | None = None
+        self,
+        name: str,
+        *,
+        update: Progress | datetime | None = None,
+        fetch: Progress | datetime | None = None,
     ) -> None:
         """Explicit progress of the updater or the fetcher `name`. Progress never falls: a lower value is ignored.
 
@@ -146,7 +154,9 @@ class State:
         """A table with the user's names and types."""
         key_schema, value_schema = parse_ddl(self.key, "key"), parse_ddl(self.value, "value")
         time_type = pa.timestamp("us", "UTC") if kind == "timestamp" else pa.int64()
-        times = rows.column("_time").cast(time_type) if "_time" in rows.column_names else pa.array([], time_type)
+        times = (
+            rows.column("_time").cast(time_type) if "_time" in rows.column_names else pa.array([], time_type)
+        )
         values = [
             rows.column(field.name) if field.name in rows.column_names else pa.array([], field.type)
             for field in value_schema
@@ -158,7 +168,7 @@ class State:
 
 def _progress(at: Progress | datetime | None) -> Progress | None:
     if isinstance(at, datetime):
-        aware = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+        aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return (aware - _EPOCH) // timedelta(microseconds=1)
     if isinstance(at, bool) or not isinstance(at, int | float | None):
         raise BadOption(f"{at!r} is not a time", hint="give an integer or a datetime", option="at")
@@ -171,5 +181,3 @@ def _free_name(name: str, taken: set[str]) -> str:
     while name in taken:
         name = f"_{name}"
     return name
-
-

@@ -76,6 +76,8 @@ class VersionedSlice:
             heap.append(values[c])
         ids = self._index.assign(keys)
         self._arena.insert(ids, rows, _clamped(keep_from), self._index.entries)
+        if times.min() < self._swept_from:
+            self._sweep_left = self.keys
 
     def load(self, batch: pa.RecordBatch) -> None:
         """Fill an empty slice with what `export` gave."""
@@ -102,7 +104,8 @@ class VersionedSlice:
         """Compact up to `budget` entries: of the versions below `keep_from` only the newest stays.
 
         Moves on index growth too, and rewrites arena and heaps once more than half of them is dead.
-        True when every entry has been seen since `keep_from` last rose, and no growth is under way.
+        True when every entry has been seen since `keep_from` last rose or a version below it came in, and no growth
+        is under way.
         """
         keep_from = _clamped(keep_from)
         if keep_from > self._swept_from:

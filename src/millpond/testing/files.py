@@ -51,6 +51,25 @@ class _NameChange:
         return f"creation of {self.name}" if self.freed is None else f"rename of {self.freed} to {self.name}"
 
 
+@dataclass(frozen=True)
+class _DirectoryRemoval:
+    """An empty directory was removed, and its parent is not synced yet.
+
+    If the removal is kept, whatever was in the directory is gone with it; if it is lost, the directory is
+    back, with all the files in it whose own removal was not synced.
+    """
+
+    directory: str
+    name: str
+
+    def apply_to(self, names: dict[str, _Inode]) -> None:
+        for name in [name for name in names if os.path.dirname(name) == self.name]:
+            del names[name]
+
+    def __str__(self) -> str:
+        return f"removal of directory {self.name}"
+
+
 class LossyFiles:
     """A `Files` that promises exactly what `Files` says and breaks everything beyond it.
 
@@ -66,7 +85,7 @@ class LossyFiles:
         """What the crash that this file system came out of has lost, in words."""
         self._names: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
-        self._pending: list[_NameChange] = []
+        self._pending: list[_NameChange | _DirectoryRemoval] = []
         self._directories = {"/", os.path.abspath(os.curdir)}
         self._halted: str | None = None
         self._lock = threading.RLock()
@@ -106,10 +125,7 @@ class LossyFiles:
         with self._lock:
             path = self._path(path)
             self._check_directory(path)
-            for change in self._pending:
-                if change.directory == path:
-                    change.apply_to(self._durable_names)
-            self._pending = [change for change in self._pending if change.directory != path]
+            self._settle([change for change in self._pending if change.directory == path])
 
     def read(self, path: AnyPath) -> pa.Buffer:
         with self._lock:
@@ -136,7 +152,9 @@ class LossyFiles:
             path = self._path(path)
             if self.list(path):
                 raise OSError(39, "Directory not empty", path)
-            self._directories.discard(path)
+            if path in self._directories:
+                self._directories.remove(path)
+                self._pending.append(_DirectoryRemoval(os.path.dirname(path), path))
 
     def make_dir(self, path: AnyPath) -> None:
         with self._lock:
@@ -146,6 +164,10 @@ class LossyFiles:
             if path not in self._directories:
                 self.make_dir(os.path.dirname(path))
                 self._directories.add(path)
+                # It is new and durably so: what an earlier directory of that name held can't come back in it.
+                self._settle(
+                    [c for c in self._pending if isinstance(c, _DirectoryRemoval) and c.name == path]
+                )
 
     def exists(self, path: AnyPath) -> bool:
         with self._lock:
@@ -190,6 +212,8 @@ class LossyFiles:
                     change.apply_to(names)
                 else:
                     after.losses.append(str(change))
+                    if isinstance(change, _DirectoryRemoval):
+                        after._directories.add(change.name)
             survivors: dict[_Inode, _Inode] = {}
             for path, inode in sorted(names.items(), key=lambda item: item[0]):
                 if inode not in survivors:
@@ -229,6 +253,15 @@ class LossyFiles:
     def _check_directory(self, path: str) -> None:
         if path not in self._directories:
             raise FileNotFoundError(2, "No such file or directory", path)
+
+    def _settle(self, changes: Sequence[_NameChange | _DirectoryRemoval]) -> None:
+        """These changes are durable. With a directory go the changes of names in it."""
+        for change in changes:
+            change.apply_to(self._durable_names)
+        gone = {change.name for change in changes if isinstance(change, _DirectoryRemoval)}
+        self._pending = [
+            change for change in self._pending if change not in changes and change.directory not in gone
+        ]
 
     def _change(self, path: str, inode: _Inode | None, freed: str | None = None) -> None:
         change = _NameChange(os.path.dirname(path), path, inode, freed)

@@ -28,6 +28,9 @@ from millpond.errors import (
 Progress: TypeAlias = int | float
 """A time, or -inf, or +inf."""
 
+TIME_MIN = -(2**63)
+"""The first time there is. A watermark that would lie before it does not move."""
+
 Version: TypeAlias = tuple[int, Any]
 """A time and the value that holds from it on."""
 
@@ -133,8 +136,9 @@ class Oracle:
         for key, time, value in timely:
             self._put(key, time, value)
         updater.epochs[epoch] = (watermark, _fingerprint(timely))
-        if timely:
-            updater.progress = max(watermark, max(time for _, time, _ in timely) - delay)
+        newest = max((time for _, time, _ in timely), default=None)
+        if newest is not None and newest - delay >= TIME_MIN:
+            updater.progress = max(watermark, newest - delay)
         return Receipt(len(timely), late_rows, replayed=False)
 
     def _put(self, key: Hashable, time: int, value: Any) -> None:

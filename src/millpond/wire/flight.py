@@ -23,7 +23,7 @@ CALL_TIMEOUT_S = 120.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000
-_TOKEN_HEADER = "authorization"
+_HEADER = "authorization"
 
 
 class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -34,7 +34,7 @@ class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         self._expected = f"Bearer {token}".encode()
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
-        given = headers.get(_TOKEN_HEADER, [""])[0]
+        given = headers.get(_HEADER, [""])[0]
         if not hmac.compare_digest(str(given).encode(), self._expected):
             raise fl.FlightUnauthenticatedError("the token is missing or wrong")
 
@@ -60,7 +60,7 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
         return f"{self._host}:{self.port}"
 
     def do_action(self, context: Any, action: fl.Action) -> Iterator[fl.Result]:
-        with _errors_to_wire():
+        with _ErrorsToWire():
             if action.type != "call":
                 raise BadMessage(f"there is no action {action.type!r}")
             check_size(action.body.size, CONTROL_BYTES_MAX, "message")
@@ -68,7 +68,7 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
         return iter([fl.Result(pa.py_buffer(reply))])
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with _errors_to_wire():
+        with _ErrorsToWire():
             message = decode(descriptor.command or b"")
             answer = self._handler.exchange(message, checked(_incoming(reader)))
             reply = encode(answer.message)
@@ -79,12 +79,12 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
             writer.write_with_metadata(answer.batch, reply)
 
     def do_get(self, context: Any, ticket: fl.Ticket) -> fl.FlightDataStream:
-        with _errors_to_wire():
+        with _ErrorsToWire():
             schema, batches = self._handler.read(decode(ticket.ticket))
         return fl.GeneratorStream(schema, batches)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with _errors_to_wire():
+        with _ErrorsToWire():
             raise BadMessage("rows come by exchange, not by put")
 
     def list_actions(self, context: Any) -> list[fl.ActionType]:
@@ -107,9 +107,11 @@ class FlightConnection:
             # No limit on what is received: the sender holds itself to its own.
             self._client = fl.connect(f"grpc+tcp://{address}")
         except pa.ArrowException as error:
-            raise BadOption(f"{address!r} is not an address: {error}", hint="for example 127.0.0.1:8815", option="address") from None
+            raise BadOption(
+                f"{address!r} is not an address: {error}", hint="for example 127.0.0.1:8815", option="address"
+            ) from None
         self._options = fl.FlightCallOptions(
-            timeout=CALL_TIMEOUT_S, headers=[(_TOKEN_HEADER.encode(), f"Bearer {token}".encode())]
+            timeout=CALL_TIMEOUT_S, headers=[(_HEADER.encode(), f"Bearer {token}".encode())]
         )
 
     def call(self, message: Message) -> Any:
@@ -121,7 +123,9 @@ class FlightConnection:
 
     def exchange(self, message: Message, batches: Sequence[SlicedBatch]) -> Answer:
         try:
-            writer, reader = self._client.do_exchange(fl.FlightDescriptor.for_command(encode(message)), self._options)
+            writer, reader = self._client.do_exchange(
+                fl.FlightDescriptor.for_command(encode(message)), self._options
+            )
             with writer:
                 try:
                     for number, (batch, counts) in enumerate(batches):
@@ -158,13 +162,13 @@ class FlightDialer:
         return FlightConnection(address, self._token)
 
 
-class _errors_to_wire:
+class _ErrorsToWire:
     """Sends what goes wrong inside as itself: code, message, hint and attributes."""
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, fl.FlightError) or not isinstance(error, Exception):
             return
         if not isinstance(error, MillpondError):

@@ -1,0 +1,56 @@
+"""Every Python block of the README and the docs runs, in order, and prints what the block after it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document: Path) -> list[tuple[str, str | None]]:
+    """Each Python block, and the output that the plain block right after it promises."""
+    text = document.read_text()
+    found = list(BLOCK.finditer(text))
+    pairs: list[tuple[str, str | None]] = []
+    for block, after in itertools.zip_longest(found, found[1:]):
+        if block[1] == "python":
+            follows = after is not None and after[1] == "" and not text[block.end() : after.start()].strip()
+            pairs.append((block[2], after[2] if after is not None and follows else None))
+    return pairs
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.stem)
+def test_every_block_runs(document: Path, tmp_path: Path) -> None:
+    names: dict[str, object] = {}
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        for code, promised in blocks(document):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(code, str(document), "exec"), names)
+            if promised is not None:
+                assert out.getvalue() == promised
+    finally:
+        os.chdir(before)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} -> {target}"
+
+
+def test_paths_named_in_documents_exist() -> None:
+    for document in DOCUMENTS:
+        for path in re.findall(r"`((?:tests|src|docs)/[\w/.]+\.\w+)`", document.read_text()):
+            assert (REPOSITORY / path).exists(), f"{document.name} names {path}"
