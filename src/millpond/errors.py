@@ -196,6 +196,12 @@ class CorruptFile(MillpondError, OSError):
     fields = ("path",)
 
 
+class WriteFailed(MillpondError, OSError):
+    """A file of the pond could not be written. What it was to make durable did not happen."""
+
+    fields = ("path",)
+
+
 class Unavailable(MillpondError, ConnectionError):
     """A container or the pond that does not answer."""
 

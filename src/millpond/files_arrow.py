@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 import pyarrow as pa
 
 from millpond.crashpoints import reach
-from millpond.errors import BadOption, CorruptFile
+from millpond.errors import BadOption, CorruptFile, WriteFailed
 from millpond.files import AnyPath, Files
 
 VERSION: Final = 1
@@ -42,7 +42,7 @@ def write_table_file(
 
     `kind` is one of `crashpoints.FILE_KINDS`. `metadata` goes into the schema's, each key with the prefix
     `millpond.`, and comes back without it; the key `version` is taken. The directory must exist. Where an
-    `OSError` comes out, the file may or may not be there, whole in either case.
+    `WriteFailed` comes out, the file may or may not be there, whole in either case.
     """
     path = os.fspath(path)
     temporary = path + TEMPORARY
@@ -58,14 +58,18 @@ def write_table_file(
         reach(f"{kind}.rename.before")
         files.rename(temporary, path)
         reach(f"{kind}.rename.after")
-    except OSError:
+        reach(f"{kind}.dirsync.before")
+        files.sync_dir(os.path.dirname(path) or os.curdir)
+        reach(f"{kind}.dirsync.after")
+    except OSError as error:
         # A full disk must not be kept full by what did not fit on it.
         with suppress(OSError):
             files.remove(temporary)
-        raise
-    reach(f"{kind}.dirsync.before")
-    files.sync_dir(os.path.dirname(path) or os.curdir)
-    reach(f"{kind}.dirsync.after")
+        raise WriteFailed(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint="make room on the disk, or mend its permissions; then repeat what failed",
+            path=path,
+        ) from error
 
 
 def read_table_file(files: Files, path: AnyPath) -> tuple[list[pa.RecordBatch], pa.Schema, dict[str, str]]:

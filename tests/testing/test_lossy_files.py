@@ -120,6 +120,63 @@ def test_a_removed_file_may_come_back_and_of_two_either() -> None:
     assert outcomes(prepare, "/d/f", "/d/g") == {(OLD, NEW), (OLD, None), (None, NEW), (None, None)}
 
 
+def test_a_removed_directory_comes_back_with_what_was_durable_in_it_or_is_gone_with_all_of_it() -> None:
+    def prepare(files: LossyFiles) -> None:
+        files.remove("/d/f")
+        files.remove_dir("/d")
+
+    assert outcomes(prepare, "/d/f") == {(OLD,), (None,)}
+    for lose, back in [("nothing", False), ("content", False), ("all", True), ("names", True)]:
+        files = durable("/d/f", OLD)
+        prepare(files)
+        assert files.unsynced() == ["removal of /d/f", "removal of directory /d"]
+        files = files.crash(lose)  # type: ignore[arg-type]
+        assert files.exists("/d") is back
+        assert files.list("/d") == (["f"] if back else [])
+        assert files.losses == (["removal of /d/f", "removal of directory /d"] if back else [])
+    empty_again = 0
+    for seed in SEEDS:
+        files = durable("/d/f", OLD, seed)
+        prepare(files)
+        files = files.crash()
+        assert files.exists("/d") or not files.exists("/d/f")
+        empty_again += files.exists("/d") and not files.exists("/d/f")
+    assert empty_again
+
+
+def test_a_directory_whose_removal_was_synced_does_not_come_back() -> None:
+    for seed in SEEDS:
+        files = durable("/d/f", OLD, seed)
+        files.remove("/d/f")
+        files.remove_dir("/d")
+        files.sync_dir("/")
+        assert files.unsynced() == []
+        assert not files.crash().exists("/d")
+
+
+def test_a_directory_made_anew_does_not_hold_what_the_one_before_held() -> None:
+    for seed in SEEDS:
+        files = durable("/d/f", OLD, seed)
+        files.remove("/d/f")
+        files.remove_dir("/d")
+        files.make_dir("/d")
+        files = files.crash()
+        assert files.exists("/d")
+        assert files.list("/d") == []
+
+
+def test_directories_come_back_only_where_their_parents_do() -> None:
+    left = set()
+    for seed in SEEDS:
+        files = durable("/d/e/f", OLD, seed)
+        files.remove("/d/e/f")
+        files.remove_dir("/d/e")
+        files.remove_dir("/d")
+        files = files.crash()
+        left.add(tuple(files.exists(path) for path in ("/d", "/d/e", "/d/e/f")))
+    assert left == {(False,) * 3, (True, False, False), (True, True, False), (True,) * 3}
+
+
 def unsynced_changes() -> LossyFiles:
     files = durable("/d/f", OLD)
     files.write("/d/f", [NEW])
@@ -195,6 +252,7 @@ def test_the_dead_file_system_takes_no_more_calls() -> None:
         lambda: files.list("/d"),
         lambda: files.remove("/d/f"),
         lambda: files.make_dir("/e"),
+        lambda: files.remove_dir("/d"),
         lambda: files.exists("/d/f"),
     ]
     for call in calls:
@@ -229,6 +287,7 @@ steps = st.one_of(
     st.tuples(st.just("list"), st.sampled_from(["", "d", "e", "d/e"])),
     st.tuples(st.just("sync_dir"), st.sampled_from(["", "d", "e"])),
     st.tuples(st.just("make_dir"), st.sampled_from(["d", "e", "d/e"])),
+    st.tuples(st.just("remove_dir"), st.sampled_from(["a", "d", "e", "d/e"])),
 )
 
 

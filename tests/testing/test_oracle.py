@@ -246,8 +246,27 @@ def test_a_finished_updater_may_replay_and_nothing_else() -> None:
     made.finish("a")
     assert made.update("a", 5, [("k", 10, 0)]).replayed
     unchanged_by(made, EpochChanged, lambda o: o.update("a", 5, []))
-    for epoch in (4, 6, 7):
-        unchanged_by(made, UpdaterFinished, lambda o, epoch=epoch: o.update("a", epoch, []))  # type: ignore[misc]
+    unchanged_by(made, UpdaterFinished, lambda o: o.update("a", 6, []))
+    for epoch in (4, 7):
+        unchanged_by(made, EpochOutOfOrder, lambda o, epoch=epoch: o.update("a", epoch, []))  # type: ignore[misc]
+
+
+def test_once_every_updater_has_finished_there_are_no_new_ones() -> None:
+    made = oracle("a")
+    made.finish("a")
+    unchanged_by(made, UpdaterFinished, lambda o: o.register_updater("b"))
+    made.register_updater("a")
+    assert made.update_progress == INF
+
+
+def test_a_watermark_before_all_times_does_not_move() -> None:
+    made = oracle("a")
+    made.update("a", 0, [("k", -(2**63) + 4, 0)], delay=5)
+    assert made.update_progress == -INF
+    made.update("a", 1, [("k", -(2**63) + 5, 0)], delay=5)
+    assert made.update_progress == -(2**63)
+    made.update("a", 2, [("k", -(2**63), 0)], delay=5)
+    assert made.update_progress == -(2**63)
 
 
 def test_epochs_of_two_updaters_do_not_meet() -> None:

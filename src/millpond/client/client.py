@@ -23,8 +23,11 @@ from millpond.wire.messages import Fetch, Locate, Message, Placement, ReadSlices
 
 RETRY_S_MAX = 120.0
 RETRY_PAUSE_S = 0.05
-FETCH_ROWS_MAX = 1 << 20
-STAGE_ROWS_MAX = 1 << 20
+# What goes into one batch: far below the limit of a message, large enough that a slice gets many rows.
+ROWS_MAX = 1 << 20
+# Answers without a fixed width may be much larger than their questions.
+WIDE_ROWS_MAX = 1 << 17
+BYTES_MAX = 64 << 20
 _T = TypeVar("_T")
 
 
@@ -63,11 +66,13 @@ class Client:
     ) -> Receipt:
         """Sends a partition's rows to the owners of their slices; every container hears of the attempt."""
 
+        nbytes = keys.nbytes + sum(column.nbytes for column in values)
+        spans = _parts(len(times), nbytes, ROWS_MAX)
+
         def send() -> list[Any]:
             placement = self.placement()
-            batches: dict[int, list[Any]] = {info.id: [] for info in placement.containers}
-            for start in range(0, len(times), STAGE_ROWS_MAX):
-                stop = min(start + STAGE_ROWS_MAX, len(times))
+            batches: dict[int, list[Any]] = {container: [] for container in placement.owners}
+            for start, stop in spans:
                 part = keys.part(start, stop)
                 routed = route(part, placement.slices)
                 columns = [
@@ -119,14 +124,13 @@ class Client:
         )
         asked = pa.schema(fields)
 
-        def ask(start: int) -> list[pa.Array]:
-            stop = min(start + FETCH_ROWS_MAX, len(highs))
+        def ask(start: int, stop: int) -> list[pa.Array]:
             low = None if lows is None else lows[start:stop]
             return self._fetch_part(message, asked, keys.part(start, stop), low, highs[start:stop])
 
-        parts = [
-            self._retry(partial(ask, start)) for start in range(0, len(highs), FETCH_ROWS_MAX)
-        ]
+        fixed = all(pa.types.is_primitive(field.type) for field in schema)
+        spans = _parts(len(highs), keys.nbytes, ROWS_MAX if fixed else WIDE_ROWS_MAX)
+        parts = [self._retry(partial(ask, start, stop)) for start, stop in spans]
         return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(schema)]
 
     def _fetch_part(
@@ -215,3 +219,9 @@ class Client:
         if self._pool is None or len(items) <= 1:
             return [work(item) for item in items]
         return list(self._pool.map(work, items))
+
+
+def _parts(rows: int, nbytes: int, rows_max: int) -> list[tuple[int, int]]:
+    """Cuts rows of so many bytes in all into spans that each fit a batch."""
+    step = max(1, min(rows_max, rows * BYTES_MAX // max(nbytes, 1)))
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]

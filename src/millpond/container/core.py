@@ -100,8 +100,10 @@ class Core:
             kept.append(sliced)
         digest %= 1 << 64
         with self._lock:
-            parts = self._staged.setdefault((message.state, message.writer, message.epoch), {})
-            parts[message.partition, message.attempt] = StagedPart(kept, digest)
+            # What comes after its epoch was applied is a zombie's, and nobody will ask for it.
+            if message.epoch > self.vector[message.state].get(message.writer, -1):
+                parts = self._staged.setdefault((message.state, message.writer, message.epoch), {})
+                parts[message.partition, message.attempt] = StagedPart(kept, digest)
         return Staged(rows=sum(sliced.batch.num_rows for sliced in kept), digest=digest)
 
     def prepare(self, message: Prepare) -> Append | Prepared:

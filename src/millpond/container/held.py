@@ -175,9 +175,12 @@ class HeldState:
         """One row per key of a slice: the newest version with time <= `at`."""
         held = self.slices[number]
         with held.lock:
-            return held.store.latest(None if at == math.inf else int(at))
+            newest = held.store.latest(None if at == math.inf else int(at))
+        # Compaction keeps the newest value below F, so that a read at F - 1 is right as well.
+        self.check_not_below(at + 1)
+        return newest
 
-    def check_not_below(self, time: int) -> None:
+    def check_not_below(self, time: Progress) -> None:
         if time < self.fetch_progress:
             raise below_fetch_progress(time, self.fetch_progress, "long")
 

@@ -76,6 +76,13 @@ class Keys:
         return len(self.longs) if self.kind == "i64" else len(self.offsets) - 1
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the keys themselves."""
+        if self.kind == "i64":
+            return int(self.longs.nbytes)
+        return int(self.offsets[-1] - self.offsets[0]) + int(self.offsets.nbytes)
+
+    @property
     def hashes(self) -> NDArray[np.uint64]:
         if self._hashes is None:
             if self.kind == "i64":

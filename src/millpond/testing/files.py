@@ -214,6 +214,13 @@ class LossyFiles:
                     after.losses.append(str(change))
                     if isinstance(change, _DirectoryRemoval):
                         after._directories.add(change.name)
+            # Sorted, a directory comes after its parent.
+            for directory in sorted(after._directories):
+                if os.path.dirname(directory) not in after._directories:
+                    after._directories.remove(directory)
+            names = {
+                path: inode for path, inode in names.items() if os.path.dirname(path) in after._directories
+            }
             survivors: dict[_Inode, _Inode] = {}
             for path, inode in sorted(names.items(), key=lambda item: item[0]):
                 if inode not in survivors:

@@ -81,8 +81,14 @@ class Oracle:
         return min(self.fetchers.values(), default=-math.inf)
 
     def register_updater(self, name: str) -> None:
-        """A newcomer starts at U, for what is final stays final; again by the same name is no change."""
-        self.updaters.setdefault(name, Updater(self.update_progress))
+        """A newcomer starts at U, for what is final stays final; again by the same name is no change.
+
+        Where U is +inf there is nothing left to update, and no newcomer.
+        """
+        if name not in self.updaters:
+            if self.update_progress == math.inf:
+                raise UpdaterFinished("every updater has finished", name=name)
+            self.updaters[name] = Updater(self.update_progress)
 
     def register_fetcher(self, name: str) -> None:
         """A newcomer starts at F, for what was compacted stays so; again by the same name is no change."""
@@ -121,11 +127,11 @@ class Oracle:
             if _fingerprint(row for row in rows if row[1] >= watermark) != seen:
                 raise EpochChanged(f"epoch {epoch} of {name!r} came again with other rows", epoch=epoch)
             return Receipt(0, 0, replayed=True)
-        if updater.progress == math.inf:
-            raise UpdaterFinished(f"{name!r} has finished", name=name)
         expected = max(updater.epochs) + 1 if updater.epochs else max(epoch, 0)
         if epoch != expected:
             raise EpochOutOfOrder(f"epoch {epoch}, not {expected}", epoch=epoch, expected=expected)
+        if updater.progress == math.inf:
+            raise UpdaterFinished(f"{name!r} has finished", name=name)
 
         watermark = updater.progress
         timely = [row for row in rows if row[1] >= watermark]

@@ -17,9 +17,21 @@ import pyarrow.flight as fl
 
 from millpond.errors import BadMessage, BadOption, MillpondError, Unauthorised, Unavailable, error_named
 from millpond.wire.connection import Answer, Handler, SlicedBatch, checked
-from millpond.wire.messages import CONTROL_BYTES_MAX, Message, check_size, decode, encode
+from millpond.wire.messages import (
+    CONTROL_BYTES_MAX,
+    Assign,
+    Checkpoint,
+    CommitEpoch,
+    Message,
+    check_size,
+    decode,
+    encode,
+)
 
 CALL_TIMEOUT_S = 120.0
+# Recovery and checkpoints take as long as the state is large; a commit waits for a container to recover.
+LONG_TIMEOUT_S = 3600.0
+LONG_CALLS = (Assign, Checkpoint, CommitEpoch)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000
@@ -110,13 +122,14 @@ class FlightConnection:
             raise BadOption(
                 f"{address!r} is not an address: {error}", hint="for example 127.0.0.1:8815", option="address"
             ) from None
-        self._options = fl.FlightCallOptions(
-            timeout=CALL_TIMEOUT_S, headers=[(_HEADER.encode(), f"Bearer {token}".encode())]
-        )
+        headers = [(_HEADER.encode(), f"Bearer {token}".encode())]
+        self._options = fl.FlightCallOptions(timeout=CALL_TIMEOUT_S, headers=headers)
+        self._long_options = fl.FlightCallOptions(timeout=LONG_TIMEOUT_S, headers=headers)
 
     def call(self, message: Message) -> Any:
         try:
-            (result,) = self._client.do_action(fl.Action("call", encode(message)), self._options)
+            options = self._long_options if isinstance(message, LONG_CALLS) else self._options
+            (result,) = self._client.do_action(fl.Action("call", encode(message)), options)
             return decode(memoryview(result.body))
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise _from_wire(error, self.address) from None
