@@ -114,6 +114,9 @@ def test_takes_and_parts_of_bytes_keys(type_: pa.DataType) -> None:
     taken = keys.take(order)
     assert [v.decode() for v in taken.to_arrow().to_pylist()] == [values[1:][i] for i in order]
     assert (taken.hashes == whole[order]).all()
+    places = np.array([2, 0, 3, 1])
+    spread = Keys.from_arrow(pa.array(values, type_).slice(1)).spread(places).to_arrow().to_pylist()
+    assert [spread[i].decode() for i in places] == values[1:]
     fresh = Keys.from_arrow(pa.array(values, type_)).part(2, 4)
     assert [v.decode() for v in fresh.to_arrow().to_pylist()] == values[2:4]
     assert (fresh.hashes == whole[1:3]).all()

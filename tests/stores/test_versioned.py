@@ -55,9 +55,13 @@ TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
         pa.struct([("a", pa.int64()), ("b", pa.string())]),
         st.fixed_dictionaries({"a": st.one_of(st.none(), st.integers(-5, 5)), "b": st.text(max_size=3)}),
     ),
+    "map": (
+        pa.map_(pa.string(), pa.int64()),
+        st.dictionaries(st.text(max_size=2), st.integers(0, 5), max_size=3).map(lambda d: list(d.items())),
+    ),
 }
 ADDABLE = {"byte", "short", "int", "long", "float", "double"}
-UNORDERED = {"array", "struct"}
+UNORDERED = {"array", "struct", "map"}
 
 
 def fits(rule: str, names: list[str]) -> bool:
@@ -357,10 +361,13 @@ def test_bad_arguments_change_nothing() -> None:
     pair = Pair("i64", ["long", "string"])
     pair.insert([(1, 1, 5, "a")])
     one = keys_of([1], "i64")
+    offsets = pa.py_buffer(np.array([0, 9, 3], np.int32))
+    malformed = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"abc")])
     cases = [
         (WrongType, one, [2], [pa.array([1], pa.int32()), pa.array(["x"])]),
         (WrongType, one, [2], [pa.array([1])]),
         (WrongType, one, [2], [pa.array([1, 2]), pa.array(["x", "y"])]),
+        (BadMessage, one, [2], [pa.array([1]), malformed.slice(0, 1)]),
         (BadMessage, one, [2, 3], [pa.array([1]), pa.array(["x"])]),
         (BadMessage, keys_of([b"1"], "bytes"), [2], [pa.array([1]), pa.array(["x"])]),
     ]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from millpond.errors import BadMessage, Moved, NullKey, NullTime
 from millpond.kernels.hashing import slices_of
 from millpond.schema import key_kind, parse_ddl
-from millpond.stores.keys import Keys
+from millpond.stores.keys import Keys, decode_keys
 from millpond.stores.versioned import VersionedSlice, result_schema
 from millpond.times import TIME_MAX, TIME_MIN, Progress, below_fetch_progress
 from millpond.wire.connection import SlicedBatch
@@ -53,7 +53,8 @@ class HeldState:
     def __init__(self, spec: StateSpec, slices: Iterable[int], pond_slices: int) -> None:
         self.spec = spec
         self.pond_slices = pond_slices
-        self.key_kind = key_kind(parse_ddl(spec.key, "key"))
+        self.keys = parse_ddl(spec.key, "key")
+        self.key_kind = key_kind(self.keys)
         self.values = parse_ddl(spec.value, "value")
         self.key_type = pa.int64() if self.key_kind == "i64" else pa.binary()
         self.rows_schema = pa.schema([(KEY, self.key_type), (TIME, pa.int64()), *self.values])
@@ -82,13 +83,11 @@ class HeldState:
                 f" not {_columns(self.rows_schema)}"
             )
         _check_no_nulls(batch)
+        if self.keys.types not in ([pa.int64()], [pa.binary()]):
+            # What is no key of this State must not come to rest in it.
+            decode_keys(batch.column(0), self.keys)
         keys = Keys.from_arrow(batch.column(0))
-        claimed = np.repeat(np.arange(self.pond_slices, dtype=np.int32), counts)
-        if not np.array_equal(slices_of(keys.hashes, self.pond_slices), claimed):
-            raise BadMessage(
-                "rows were sent for slices that their keys do not hash to",
-                hint="client and pond must run the same version of millpond",
-            )
+        self._check_routed(keys, counts)
         return keys
 
     def insert(
@@ -142,6 +141,7 @@ class HeldState:
         if batch.num_rows == 0:
             return _empty(schema)
         keys = Keys.from_arrow(batch.column(0))
+        self._check_routed(keys, counts)
         highs = batch.column(1).to_numpy()
         lows = batch.column(2).to_numpy() if ranged else None
         lowest = int(highs.min()) if lows is None else int(lows.min()) + 1
@@ -190,6 +190,14 @@ class HeldState:
         held = self.slices[number]
         with held.lock:
             return held.store.sweep(TIME_MIN if keep_from is None else keep_from, budget)
+
+    def _check_routed(self, keys: Keys, counts: npt.NDArray[np.int32]) -> None:
+        claimed = np.repeat(np.arange(self.pond_slices, dtype=np.int32), counts)
+        if not np.array_equal(slices_of(keys.hashes, self.pond_slices), claimed):
+            raise BadMessage(
+                "rows were sent for slices that their keys do not hash to",
+                hint="client and pond must run the same version of millpond",
+            )
 
     def _check_counts(self, counts: npt.NDArray[np.int32]) -> None:
         if len(counts) != self.pond_slices:

@@ -34,12 +34,22 @@ _SNAPSHOT = re.compile(r"s(\d{5})-t\d{8}-n\d{6}\.arrow")
 _RECORD = re.compile(r"(\d{12})\.arrow")
 
 
+class Needed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The log of an earlier incarnation as its successor found it: decided up to record `last`.
+
+    `skipped` are records that were never decided. Their epochs may be decided later with other rows, in
+    another log: what they are can be told only now.
+    """
+
+    last: int
+    skipped: list[int]
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one incarnation of a container stands on.
 
     Log records up to `covered` are in the snapshots and gone; `vector` tells where each writer stood then.
-    `needs` are the directories of earlier incarnations whose records are in no snapshot yet, each with the
-    numbers of the records that were never decided and must be skipped.
+    `needs` are the directories of earlier incarnations whose records are in no snapshot yet.
     """
 
     term: int
@@ -48,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     covered: int
     vector: dict[str, dict[str, int]]
     snapshots: dict[str, dict[int, str]]
-    needs: dict[str, list[int]]
+    needs: dict[str, Needed]
 
 
 class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +81,12 @@ def directory_name(term: int, container: int) -> str:
     return f"t{term:08d}-c{container:04d}"
 
 
+def term_of(directory: str) -> int:
+    match = _DIRECTORY.fullmatch(directory)
+    assert match is not None
+    return int(match[1])
+
+
 def incarnations(files: Files, root: str) -> list[str]:
     """Directory names of all incarnations that got as far as a manifest, oldest term first."""
     base = os.path.join(root, CONTAINERS)
@@ -83,7 +99,7 @@ def incarnations(files: Files, root: str) -> list[str]:
 
 def write_manifest(files: Files, root: str, manifest: Manifest) -> None:
     path = os.path.join(root, CONTAINERS, directory_name(manifest.term, manifest.container), MANIFEST)
-    write_table_file(files, path, "manifest", pa.schema([]), [], {"manifest": _json(manifest)})
+    write_table_file(files, path, "manifest", pa.schema([]), [], _metadata("manifest", manifest, path))
 
 
 def read_manifest(files: Files, root: str, directory: str) -> Manifest:
@@ -95,17 +111,18 @@ def record_path(root: str, directory: str, seq: int) -> str:
     return os.path.join(root, CONTAINERS, directory, f"{seq:012d}.arrow")
 
 
-def record_numbers(files: Files, root: str, directory: str, covered: int) -> list[int]:
-    """Numbers of the log records after `covered`; CorruptFile if one is missing in between."""
+def record_numbers(files: Files, root: str, directory: str, covered: int, last: int = 0) -> list[int]:
+    """Numbers of the log records after `covered`; CorruptFile if one is missing in between, or up to `last`."""
     base = os.path.join(root, CONTAINERS, directory)
     matches = (_RECORD.fullmatch(name) for name in durable_names(files, base))
     numbers = sorted(seq for match in matches if match and (seq := int(match[1])) > covered)
-    for expected, seq in enumerate(numbers, start=covered + 1):
-        if seq != expected:
-            path = record_path(root, directory, expected)
-            raise CorruptFile(
-                f"{path} is missing from the log", hint="restore the file from a backup copy", path=path
-            )
+    through = max(last, max(numbers, default=0))
+    missing = set(range(covered + 1, through + 1)).difference(numbers)
+    if missing:
+        path = record_path(root, directory, min(missing))
+        raise CorruptFile(
+            f"{path} is missing from the log", hint="restore the file from a backup copy", path=path
+        )
     return numbers
 
 
@@ -120,9 +137,8 @@ def write_record(
         [sliced.counts.tolist() for sliced in record.batches],
     )
     batches = [sliced.batch for sliced in record.batches]
-    write_table_file(
-        files, record_path(root, directory, seq), "log", schema, batches, {"record": _json(head)}
-    )
+    path = record_path(root, directory, seq)
+    write_table_file(files, path, "log", schema, batches, _metadata("record", head, path))
 
 
 def read_record_head(files: Files, root: str, directory: str, seq: int) -> RecordHead:
@@ -169,7 +185,7 @@ def write_snapshot(
     batches: Sequence[pa.RecordBatch],
 ) -> None:
     path = os.path.join(snapshot_directory(root, head.state), name)
-    write_table_file(files, path, "snapshot", schema, batches, {"snapshot": _json(head)})
+    write_table_file(files, path, "snapshot", schema, batches, _metadata("snapshot", head, path))
 
 
 def read_snapshot(
@@ -184,12 +200,20 @@ def read_snapshot(
     return batches, head.vector
 
 
-def _json(struct: msgspec.Struct) -> str:
-    return msgspec.json.encode(struct).decode()
+def place_of(path: str) -> str:
+    """What a file says about where it belongs, so that it is not taken for another of its kind."""
+    return "/".join(path.split(os.sep)[-2:])
+
+
+def _metadata(key: str, struct: msgspec.Struct, path: str) -> dict[str, str]:
+    return {key: msgspec.json.encode(struct).decode(), "place": place_of(path)}
 
 
 def _parse(metadata: dict[str, str], key: str, kind: type[_T], path: str) -> _T:
     try:
-        return msgspec.json.decode(metadata.get(key, ""), type=kind)
+        parsed = msgspec.json.decode(metadata.get(key, ""), type=kind)
     except msgspec.DecodeError as error:
         raise CorruptFile(f"{path} is not a {key} file: {error}", path=path) from None
+    if metadata.get("place") != place_of(path):
+        raise CorruptFile(f"{path} is another file: it was written as {metadata.get('place')}", path=path)
+    return parsed

@@ -12,7 +12,9 @@ from typing import NamedTuple
 from millpond.container.core import Core
 from millpond.container.layout import (
     CONTAINERS,
+    MANIFEST,
     Manifest,
+    Needed,
     RecordHead,
     directory_name,
     incarnations,
@@ -21,6 +23,7 @@ from millpond.container.layout import (
     read_record_head,
     read_snapshot,
     record_numbers,
+    record_path,
 )
 from millpond.errors import CorruptFile
 from millpond.files import Files
@@ -33,29 +36,47 @@ class Recovered(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """The log of an earlier incarnation: its manifest, and the heads of its records by number."""
+    """The log of an earlier incarnation: its manifest, the heads of its records by number, and which not to apply."""
 
     directory: str
     manifest: Manifest
     heads: dict[int, RecordHead]
-    undecided: set[int]
+    skipped: set[int]
 
 
 def recover(core: Core, files: Files, root: str, assign: Assign) -> Recovered:
-    """Fills `core` with its slices of every State, and tells the manifest to begin with."""
+    """Fills `core` with its slices of every State, and tells the manifest to begin with.
+
+    A slice comes from its last owner alone: from the snapshots that its manifest names, the logs that it
+    still needed, and its own. Whatever else lies about is not looked at: it may be a live peer's.
+    """
     for spec in assign.states:
         held = core.add_state(spec)
         held.fetch_progress = assign.fetch_progress[spec.name]
-    logs = _read_logs(files, root, assign)
-    _check_complete(logs, assign)
-    snapshots = _load_snapshots(core, files, root, logs)
+    found = [
+        name for name in incarnations(files, root) if name != directory_name(assign.term, assign.container)
+    ]
+    manifests = {name: read_manifest(files, root, name) for name in found}
+    owners = _last_owners(core, manifests, root, assign)
+    logs = _read_logs(files, root, manifests, sorted(set(owners.values())), assign)
+    for log in logs:
+        if log.directory in owners.values():
+            _check_complete(log, root, assign)
+    snapshots = _load_snapshots(
+        core, files, root, {number: manifests[name] for number, name in owners.items()}
+    )
     records = rows = 0
     for log in logs:
+        concerned = {
+            number
+            for number, owner in owners.items()
+            if number in log.manifest.slices and log.directory in (owner, *manifests[owner].needs)
+        }
         for seq, head in sorted(log.heads.items()):
-            if seq in log.undecided or not _concerns(head, core):
+            if seq in log.skipped or not _concerns(head, core, concerned):
                 continue
             schema = core.state(head.state).rows_schema
-            rows += core.replay(read_record(files, root, log.directory, seq, schema), log.manifest.slices)
+            rows += core.replay(read_record(files, root, log.directory, seq, schema), concerned)
             records += 1
     for state, writers in assign.decided.items():
         core.vector[state] = dict(writers)
@@ -69,29 +90,52 @@ def recover(core: Core, files: Files, root: str, assign: Assign) -> Recovered:
             name: {number: held.snapshot for number, held in state.slices.items() if held.snapshot}
             for name, state in core.states.items()
         },
-        needs={log.directory: sorted(log.undecided) for log in logs},
+        needs={
+            log.directory: Needed(max(decided), sorted(log.skipped))
+            for log in logs
+            if (decided := set(log.heads) - log.skipped)
+        },
     )
-    discarded = sum(len(log.undecided) for log in logs)
+    discarded = sum(len(log.skipped) for log in logs)
     return Recovered(manifest, Assigned(snapshots, records, rows, discarded))
 
 
-def _read_logs(files: Files, root: str, assign: Assign) -> list[_Log]:
-    own = directory_name(assign.term, assign.container)
-    found = [name for name in incarnations(files, root) if name != own]
-    manifests = {name: read_manifest(files, root, name) for name in found}
-    skips: dict[str, set[int]] = {name: set() for name in found}
-    for name, manifest in manifests.items():
-        for needed, numbers in manifest.needs.items():
-            if needed in skips:
-                skips[needed].update(numbers)
-            elif manifest.slices and _is_newest(manifest, manifests):
-                path = os.path.join(root, CONTAINERS, needed)
-                raise CorruptFile(f"{path} is missing, and {name} needs its log", path=path)
+def _last_owners(core: Core, manifests: dict[str, Manifest], root: str, assign: Assign) -> dict[int, str]:
+    """The directory of the last incarnation that owned each of our slices; manifests come oldest first."""
+    owners = {number: name for name, manifest in manifests.items() for number in manifest.slices}
+    missing = [number for number in core.owned if number not in owners]
+    if missing and any(assign.decided.values()):
+        path = os.path.join(root, CONTAINERS)
+        raise CorruptFile(
+            f"no directory under {path} holds slice {missing[0]}, though epochs were acknowledged",
+            hint="restore the missing files from a backup copy",
+            path=path,
+        )
+    return {number: owners[number] for number in core.owned if number in owners}
+
+
+def _read_logs(
+    files: Files, root: str, manifests: dict[str, Manifest], owners: list[str], assign: Assign
+) -> list[_Log]:
+    """The logs of these incarnations and all that they needed, oldest first."""
+    needed: dict[str, Needed] = {}
+    for owner in owners:
+        for name, need in manifests[owner].needs.items():
+            if name not in manifests:
+                path = os.path.join(root, CONTAINERS, name, MANIFEST)
+                raise CorruptFile(
+                    f"{path} is missing, and {owner} needs its log",
+                    hint="restore the directory from a backup copy",
+                    path=path,
+                )
+            needed[name] = need
     logs = []
-    for name, manifest in manifests.items():
-        numbers = record_numbers(files, root, name, manifest.covered)
+    for name in sorted({*owners, *needed}):
+        last = needed[name].last if name in needed else 0
+        numbers = record_numbers(files, root, name, manifests[name].covered, last)
         heads = {seq: read_record_head(files, root, name, seq) for seq in numbers}
-        logs.append(_Log(name, manifest, heads, skips[name] | _undecided(heads, assign)))
+        skipped = set(needed[name].skipped) if name in needed else _undecided(heads, assign)
+        logs.append(_Log(name, manifests[name], heads, skipped))
     return logs
 
 
@@ -106,49 +150,30 @@ def _undecided(heads: dict[int, RecordHead], assign: Assign) -> set[int]:
     }
 
 
-def _is_newest(manifest: Manifest, manifests: dict[str, Manifest]) -> bool:
-    """Whether some slice has no later owner than this incarnation, so that what it needs is still needed."""
-    later = {number for other in manifests.values() if other.term > manifest.term for number in other.slices}
-    return not set(manifest.slices) <= later
-
-
-def _check_complete(logs: list[_Log], assign: Assign) -> None:
-    """Every slice's last owner must have every decided epoch, in its manifest or its log."""
-    for number in assign.slices:
-        owners = [log for log in logs if number in log.manifest.slices]
-        if not owners:
-            if any(assign.decided.values()):
+def _check_complete(log: _Log, root: str, assign: Assign) -> None:
+    """A slice's last owner must have every decided epoch: in what it stood on, or in its log."""
+    for state, writers in assign.decided.items():
+        for writer, epoch in writers.items():
+            logged = [
+                head.epoch
+                for seq, head in log.heads.items()
+                if seq not in log.skipped and (head.state, head.writer) == (state, writer)
+            ]
+            if max(*logged, log.manifest.vector.get(state, {}).get(writer, -1), -1) < epoch:
+                path = record_path(root, log.directory, max(log.heads, default=log.manifest.covered) + 1)
                 raise CorruptFile(
-                    f"no directory under {CONTAINERS}/ holds slice {number}, though epochs were acknowledged",
-                    path=CONTAINERS,
+                    f"{path} is missing: the log ends before epoch {epoch} of {writer}, which was acknowledged",
+                    hint="restore the missing files from a backup copy",
+                    path=path,
                 )
-            continue
-        last = owners[-1]
-        for state, writers in assign.decided.items():
-            for writer, epoch in writers.items():
-                reached = max(
-                    (
-                        head.epoch
-                        for seq, head in last.heads.items()
-                        if seq not in last.undecided and (head.state, head.writer) == (state, writer)
-                    ),
-                    default=-1,
-                )
-                if max(reached, last.manifest.vector.get(state, {}).get(writer, -1)) < epoch:
-                    path = os.path.join(CONTAINERS, last.directory)
-                    raise CorruptFile(
-                        f"the log in {path} ends before epoch {epoch} of {writer}, which was acknowledged",
-                        hint="restore the missing files from a backup copy",
-                        path=path,
-                    )
 
 
-def _load_snapshots(core: Core, files: Files, root: str, logs: list[_Log]) -> int:
+def _load_snapshots(core: Core, files: Files, root: str, owners: dict[int, Manifest]) -> int:
     loaded = 0
     for name, state in core.states.items():
-        for number, held in state.slices.items():
-            named = [log.manifest.snapshots.get(name, {}).get(number) for log in logs]
-            held.snapshot = max((snapshot for snapshot in named if snapshot), default=None)
+        for number, manifest in owners.items():
+            held = state.slices[number]
+            held.snapshot = manifest.snapshots.get(name, {}).get(number)
             if held.snapshot:
                 batches, held.vector = read_snapshot(
                     files, root, name, number, held.snapshot, state.rows_schema
@@ -159,7 +184,5 @@ def _load_snapshots(core: Core, files: Files, root: str, logs: list[_Log]) -> in
     return loaded
 
 
-def _concerns(head: RecordHead, core: Core) -> bool:
-    return head.state in core.states and any(
-        any(counts[number] for number in core.owned) for counts in head.counts
-    )
+def _concerns(head: RecordHead, core: Core, slices: set[int]) -> bool:
+    return head.state in core.states and any(counts[number] for counts in head.counts for number in slices)

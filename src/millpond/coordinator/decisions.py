@@ -19,7 +19,9 @@ from millpond.coordinator.records import (
     UpdaterRecord,
 )
 from millpond.errors import (
+    BadMessage,
     BadOption,
+    BadType,
     EpochChanged,
     EpochOutOfOrder,
     SchemaMismatch,
@@ -27,7 +29,9 @@ from millpond.errors import (
     UnknownState,
     UnknownUpdater,
     UpdaterFinished,
+    WrongType,
 )
+from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.times import TIME_MIN, Progress
 from millpond.wire.messages import (
     BeginEpoch,
@@ -62,6 +66,7 @@ def open_state(pond: PondRecord, spec: StateSpec) -> PondRecord:
     """The pond with that state. A state that exists must be the same."""
     existing = pond.states.get(spec.name)
     if existing is None:
+        _check_spec(spec)
         return _with_state(pond, StateRecord(spec))
     if existing.spec != spec:
         raise SchemaMismatch(
@@ -74,6 +79,21 @@ def open_state(pond: PondRecord, spec: StateSpec) -> PondRecord:
             requested=describe(spec),
         )
     return pond
+
+
+def _check_spec(spec: StateSpec) -> None:
+    """A spec that containers could not read must never get into the journal."""
+    key, value = parse_ddl(spec.key, "key"), parse_ddl(spec.value, "value")
+    check_key_types(key)
+    if (format_ddl(key), format_ddl(value)) != (spec.key, spec.value):
+        raise BadMessage(f"the types of state {spec.name!r} are not in their canonical form")
+    shared = sorted(set(key.names) & set(value.names))
+    if shared:
+        raise BadType(
+            f"key and value of state {spec.name!r} both have a column {shared[0]!r}",
+            hint="give one of them another name",
+            ddl=shared[0],
+        )
 
 
 def describe(spec: StateSpec) -> str:
@@ -163,6 +183,15 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
     updater = _updater_of(state, message.updater)
     if message.late_below != updater.watermark:
         raise StageLost("the updater's progress was reported while the epoch was staged: stage it again")
+    if message.time_kind and state.time_kind and message.time_kind != state.time_kind:
+        # Another updater's first rows came in between.
+        raise WrongType(
+            f"the times of state {message.state!r} are of kind {state.time_kind}, not {message.time_kind}",
+            hint=f"cast the time column to {state.time_kind}",
+            column="",
+            expected=state.time_kind,
+            actual=message.time_kind,
+        )
     newest = max(
         (receipt.time_max for receipt in message.receipts if receipt.time_max is not None), default=None
     )
@@ -206,6 +235,12 @@ def report(pond: PondRecord, message: Report) -> PondRecord:
         if message.fetch > present:
             pond = _with_fetcher(pond, state, message.name, message.fetch)
     return pond
+
+
+def rest_no_more_on(pond: PondRecord, directories: list[str]) -> PondRecord:
+    """The pond without these directories of former incarnations: they may go."""
+    left = tuple(name for name in pond.rests_on if name not in directories)
+    return pond if left == pond.rests_on else replace(pond, rests_on=left)
 
 
 def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgress:

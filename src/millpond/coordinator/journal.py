@@ -44,7 +44,11 @@ class Journal:
             return None
         self._number = max(numbers)
         path = self._path(self._number)
-        batches, schema, _ = read_table_file(self._files, path)
+        batches, schema, metadata = read_table_file(self._files, path)
+        if metadata.get("entry") != str(self._number):
+            raise CorruptFile(
+                f"{path} is another file: entry {metadata.get('entry')} of a journal", path=path
+            )
         if not schema.equals(_SCHEMA) or sum(batch.num_rows for batch in batches) != 1:
             raise CorruptFile(f"{path} is not a journal entry", path=path)
         try:
@@ -55,7 +59,8 @@ class Journal:
     def write(self, record: PondRecord) -> None:
         """Durable on return."""
         batch = pa.record_batch([pa.array([msgspec.msgpack.encode(record)], pa.binary())], schema=_SCHEMA)
-        write_table_file(self._files, self._path(self._number + 1), "journal", _SCHEMA, [batch], {})
+        entry = {"entry": str(self._number + 1)}
+        write_table_file(self._files, self._path(self._number + 1), "journal", _SCHEMA, [batch], entry)
         self._number += 1
         self.entries_written += 1
         reach("truncate.before")

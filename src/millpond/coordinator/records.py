@@ -54,10 +54,14 @@ class StateRecord(msgspec.Struct, frozen=True):
 
 
 class PondRecord(msgspec.Struct, frozen=True):
-    """`term` numbers the incarnations of containers: each start of one takes the next."""
+    """`term` numbers the incarnations of containers: each start of one takes the next.
+
+    `rests_on` are the directories of those that took part in a decision and may still be needed.
+    """
 
     slices: int
     term: int = 0
+    rests_on: tuple[str, ...] = ()
     states: dict[str, StateRecord] = {}
 
     def decided(self) -> dict[str, dict[str, int]]:

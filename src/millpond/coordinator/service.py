@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 from msgspec.structs import replace
 
-from millpond.container.layout import CONTAINERS, MANIFEST, directory_name
+from millpond.container.layout import CONTAINERS, MANIFEST, directory_name, incarnations, term_of
 from millpond.coordinator import decisions
 from millpond.coordinator.hosting import Host, Hosting
-from millpond.coordinator.journal import Journal
+from millpond.coordinator.journal import JOURNAL, Journal
 from millpond.coordinator.records import PondRecord
 from millpond.crashpoints import reach
 from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, StageLost, Unavailable
@@ -107,28 +107,52 @@ class CoordinatorService:
         """Loads the journal, starts the containers and lets them recover."""
         self._hosting = hosting
         found = self._journal.load()
+        # Before anything is written: a refusal must not fix the slices of a new pond.
+        if self._count > (slices if found is None else found.slices):
+            raise BadOption(
+                f"{self._count} containers cannot share {slices if found is None else found.slices} slices",
+                hint="a container serves at least one slice",
+                option="containers",
+            )
         if found is None:
             if self._files.list(os.path.join(self._root, CONTAINERS)):
+                path = os.path.join(self._root, JOURNAL)
                 raise CorruptFile(
-                    f"{self._root} holds containers' files, but its journal is gone",
+                    f"{path} is gone or empty, but {self._root} holds containers' files",
                     hint="restore the journal directory from a backup copy",
-                    path=os.path.join(self._root, "journal"),
+                    path=path,
                 )
             self._record = PondRecord(slices=slices)
             self._journal.write(self._record)
         else:
             self._record = found
-        if self._count > self._record.slices:
-            raise BadOption(
-                f"{self._count} containers cannot share {self._record.slices} slices",
-                hint="a container serves at least one slice",
-                option="containers",
-            )
+            self._check_whole()
         self._owners = decisions.place(self._record.slices, self._count)
         with self._membership:
             hosts = self._map(hosting.start, list(range(self._count)))
             self._map(self._assign, list(zip(range(self._count), hosts, strict=True)))
         self.remove_unneeded()
+
+    def _check_whole(self) -> None:
+        """The journal and the directories of containers must be of one time."""
+        present = incarnations(self._files, self._root)
+        for name in present:
+            # Terms are journalled before anything is written in their name.
+            if term_of(name) > self._record.term:
+                path = os.path.join(self._root, JOURNAL)
+                raise CorruptFile(
+                    f"{path} is older than the containers' files: it knows nothing of {name}",
+                    hint="restore the journal and the containers' files from one backup copy",
+                    path=path,
+                )
+        for name in self._record.rests_on:
+            if name not in present:
+                path = os.path.join(self._root, CONTAINERS, name, MANIFEST)
+                raise CorruptFile(
+                    f"{path} is missing, and acknowledged epochs rest on it",
+                    hint="restore the directory from a backup copy",
+                    path=path,
+                )
 
     def close(self) -> None:
         self._closing = True
@@ -254,7 +278,8 @@ class CoordinatorService:
                         )
                 watermark = self._record.states[message.state].updaters[message.updater].watermark
                 record, committed = decisions.commit_epoch(self._record, message)
-                self._write(record)
+                took_part = {directory_name(answer.term, c) for c, answer in prepared.items()}
+                self._write(replace(record, rests_on=tuple(sorted({*record.rests_on, *took_part}))))
                 self._held_back[message.state][message.updater] = watermark
             apply = Apply(message.state, writer, message.epoch)
             self._map(lambda c: self._ask_until_applied(c, apply, prepared[c].term), list(range(self._count)))
@@ -354,9 +379,9 @@ class CoordinatorService:
             self._tidy_next_s = time.monotonic() + TIDY_S
             kept = needed | {directory_name(live.term, container) for container, live in self._live.items()}
             base = os.path.join(self._root, CONTAINERS)
-            for name in self._files.list(base):
-                if name in kept or not name.startswith("t"):
-                    continue
+            unneeded = [name for name in self._files.list(base) if name not in kept and name.startswith("t")]
+            self._change(lambda record: decisions.rest_no_more_on(record, unneeded))
+            for name in unneeded:
                 directory = os.path.join(base, name)
                 # Without its manifest a directory is nothing: a crash half-way leaves no half log.
                 self._files.remove(os.path.join(directory, MANIFEST))

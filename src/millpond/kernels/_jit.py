@@ -31,3 +31,10 @@ def jit(function: F) -> F:
 
         return cast(F, interpreted)
     return cast(F, numba.njit(nogil=True, cache=True, boundscheck=False)(function))
+
+
+def inlined(function: F) -> F:
+    """A part of other kernels, compiled into each. Passing arrays along costs more than most of these do."""
+    if not JIT_ENABLED:
+        return jit(function)
+    return cast(F, numba.njit(nogil=True, cache=True, boundscheck=False, forceinline=True)(function))

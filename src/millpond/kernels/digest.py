@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels._jit import jit
+from millpond.kernels._jit import inlined, jit
 from millpond.kernels.hashing import P1, P3, P4, avalanche, hash_word, rotate
 
 NULL = np.uint64(0x6E756C6C6E756C6C)
 
 
-@jit
+@inlined
 def fold(row: np.uint64, word: np.uint64) -> np.uint64:
     """A row hash extended by one value. Not commutative."""
     return avalanche(rotate(row ^ (word * P3), 27) * P1 + P4)

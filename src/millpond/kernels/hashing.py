@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels._jit import jit
+from millpond.kernels._jit import inlined, jit
 
 P1 = np.uint64(0x9E3779B185EBCA87)
 P2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -19,48 +19,51 @@ P5 = np.uint64(0x27D4EB2F165667C5)
 LONG_SEED = np.uint64(0x27D4EB2F165667C5 + 8)
 
 
-@jit
+@inlined
 def rotate(x: np.uint64, bits: int) -> np.uint64:
     return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
 
 
-@jit
+@inlined
 def avalanche(h: np.uint64) -> np.uint64:
     h = (h ^ (h >> np.uint64(33))) * P2
     h = (h ^ (h >> np.uint64(29))) * P3
     return h ^ (h >> np.uint64(32))
 
 
-@jit
+@inlined
 def scramble(lane: np.uint64, word: np.uint64) -> np.uint64:
     return rotate(lane + word * P2, 31) * P1
 
 
-@jit
+@inlined
 def hash_word(word: np.uint64) -> np.uint64:
     """XXH64 of the 8 little-endian bytes of `word`."""
     h = LONG_SEED ^ (rotate(word * P2, 31) * P1)
     return avalanche(rotate(h, 27) * P1 + P4)
 
 
-@jit
+@inlined
 def load64(data: NDArray[np.uint8], at: int) -> np.uint64:
-    """8 bytes, little-endian, at any alignment; the compiler makes it one load."""
+    """8 bytes, little-endian, at any alignment.
+
+    An unsigned index cannot count from the end, which lets the compiler make it one load.
+    """
     word = np.uint64(0)
     for j in range(8):
-        word |= np.uint64(data[at + j]) << np.uint64(8 * j)
+        word |= np.uint64(data[np.uint64(at) + np.uint64(j)]) << np.uint64(8 * j)
     return word
 
 
-@jit
+@inlined
 def load32(data: NDArray[np.uint8], at: int) -> np.uint64:
     word = np.uint64(0)
     for j in range(4):
-        word |= np.uint64(data[at + j]) << np.uint64(8 * j)
+        word |= np.uint64(data[np.uint64(at) + np.uint64(j)]) << np.uint64(8 * j)
     return word
 
 
-@jit
+@inlined
 def hash_range(data: NDArray[np.uint8], start: int, stop: int) -> np.uint64:
     """XXH64 (seed 0) of data[start:stop]."""
     at = start

@@ -13,14 +13,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels._jit import jit
+from millpond.kernels._jit import inlined, jit
+from millpond.kernels._prefetch import AHEAD, FAR_AHEAD, prefetch
 from millpond.kernels.buffers import same_bytes
 from millpond.kernels.control import ENTRIES, MIGRATED, SLOTS_MOVED
 
 MOVES_PER_ENTRY = 8
 
 
-@jit
+@inlined
 def probe(hash_: int, table: NDArray[np.int64]) -> int:
     """The slot that holds the hash, or the empty one where it would go."""
     mask = table.shape[0] - 1
@@ -35,7 +36,10 @@ def find(
     hashes: NDArray[np.int64], table: NDArray[np.int64], old: NDArray[np.int64], out: NDArray[np.int64]
 ) -> None:
     """The entry of each hash, or -1. Exact for longs, whose hash is a bijection."""
+    mask = table.shape[0] - 1
+    last = hashes.shape[0] - 1
     for i in range(hashes.shape[0]):
+        prefetch(table, hashes[min(i + FAR_AHEAD, last)] & mask)
         out[i] = table[probe(hashes[i], table), 1] - 1
     if old.shape[0] > 0:
         for i in range(hashes.shape[0]):
@@ -78,14 +82,26 @@ def find_bytes(
     out: NDArray[np.int64],
 ) -> None:
     """The entry of each key, or -1."""
-    # Slots first, bytes after: the cache misses of neighbouring rows overlap in each of the two loops.
+    # Slots first, bytes after, so that each of the two loops knows ahead what it will read.
+    mask = table.shape[0] - 1
+    last = hashes.shape[0] - 1
     for i in range(hashes.shape[0]):
+        prefetch(table, hashes[min(i + FAR_AHEAD, last)] & mask)
         out[i] = probe(hashes[i], table)
     for i in range(hashes.shape[0]):
-        start = offsets[i]
-        size = offsets[i + 1] - start
-        slot = probe_bytes(hashes[i], data, start, size, out[i], table, key_offsets, key_data)
-        out[i] = table[slot, 1] - 1
+        prefetch(key_offsets, table[out[min(i + FAR_AHEAD, last)], 1] - 1)
+        soon = table[out[min(i + AHEAD, last)], 1] - 1
+        if soon >= 0:
+            prefetch(key_data, key_offsets[soon])
+        entry = table[out[i], 1] - 1
+        if entry >= 0:
+            start = offsets[i]
+            size = offsets[i + 1] - start
+            at = key_offsets[entry]
+            if key_offsets[entry + 1] - at != size or not same_bytes(data, start, key_data, at, size):
+                slot = probe_bytes(hashes[i], data, start, size, out[i], table, key_offsets, key_data)
+                entry = table[slot, 1] - 1
+        out[i] = entry
     if old.shape[0] > 0:
         mask = old.shape[0] - 1
         for i in range(hashes.shape[0]):

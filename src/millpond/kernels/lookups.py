@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels._jit import jit
+from millpond.kernels._prefetch import AHEAD, FAR_AHEAD, prefetch
 from millpond.kernels.control import ENTRIES
-from millpond.kernels.versions import CLASS_BITS, count_until
+from millpond.kernels.versions import CLASS_BITS, PADDING, count_until
 
 TOTAL = 0
 SMALLEST = 1
 LARGEST = 2
+HALF_WINDOW = PADDING // 2
 
 
 @jit
@@ -26,14 +28,20 @@ def latest_at(
     out: NDArray[np.int64],
 ) -> None:
     """The newest version with time <= hi."""
+    last = ids.shape[0] - 1
     for i in range(ids.shape[0]):
+        prefetch(entries, ids[min(i + FAR_AHEAD, last)])
+        soon = ids[min(i + AHEAD, last)]
+        if soon >= 0:
+            prefetch(arena, entries[soon, 0])
+            prefetch(arena, entries[soon, 0] + HALF_WINDOW)
         entry = ids[i]
-        out[i] = -1
         if entry >= 0:
             start = entries[entry, 0]
             found = count_until(arena, start, entries[entry, 1] >> CLASS_BITS, hi[i])
-            if found > 0:
-                out[i] = start + found - 1
+            out[i] = start + found - 1 if found > 0 else -1
+        else:
+            out[i] = -1
 
 
 @jit
@@ -58,7 +66,13 @@ def ranges(
     """Positions [begin, end) of the versions with lo < time <= hi; `lo` may be empty: unbounded. Returns their number."""
     total = 0
     bounded = lo.shape[0] > 0
+    last = ids.shape[0] - 1
     for i in range(ids.shape[0]):
+        prefetch(entries, ids[min(i + FAR_AHEAD, last)])
+        soon = ids[min(i + AHEAD, last)]
+        if soon >= 0:
+            prefetch(arena, entries[soon, 0])
+            prefetch(arena, entries[soon, 0] + HALF_WINDOW)
         entry = ids[i]
         begin[i] = 0
         end[i] = 0
@@ -101,35 +115,33 @@ def entry_ranges(
 
 @jit
 def gather(
-    arena: NDArray[np.int64], column: int, positions: NDArray[np.int64], out: NDArray[np.int64]
+    arena: NDArray[np.int64],
+    column: int,
+    mask: int,
+    bit: int,
+    positions: NDArray[np.int64],
+    out: NDArray[np.int64],
+    valid: NDArray[np.uint8],
 ) -> int:
-    """One cell of each position, 0 where there is none. Returns how many there are none of."""
-    missing = 0
-    for i in range(positions.shape[0]):
-        at = positions[i]
-        if at >= 0:
-            out[i] = arena[at, column]
-        else:
-            out[i] = 0
-            missing += 1
-    return missing
+    """One cell of each position, and Arrow's validity bits. Returns the number of nulls.
 
-
-@jit
-def gather_valid(
-    arena: NDArray[np.int64], mask: int, bit: int, positions: NDArray[np.int64], out: NDArray[np.uint8]
-) -> int:
-    """Arrow validity bits: set where there is a version and its bit in the null mask is not set.
-
-    `mask` is the null mask's column, or -1 where the arena has none. Returns the number of nulls.
+    Null, with 0 in its cell, where there is no version, or where its bit in the null mask is set; `mask` is the null
+    mask's cell, -1 where the arena has none.
     """
     nulls = 0
-    for i in range(positions.shape[0]):
-        at = positions[i]
-        if at >= 0 and (mask < 0 or (arena[at, mask] >> bit) & 1 == 0):
-            out[i >> 3] |= np.uint8(1 << (i & 7))
-        else:
-            nulls += 1
+    last = positions.shape[0] - 1
+    for byte in range(valid.shape[0]):
+        packed = 0
+        for i in range(8 * byte, min(8 * byte + 8, positions.shape[0])):
+            prefetch(arena, positions[min(i + FAR_AHEAD, last)])
+            there = positions[i] >= 0
+            at = positions[i] if there else 0
+            if mask >= 0:
+                there = there & ((arena[at, mask] >> bit) & 1 == 0)
+            out[i] = arena[at, column] if there else 0
+            packed |= there << (i & 7)
+            nulls += not there
+        valid[byte] = packed
     return nulls
 
 

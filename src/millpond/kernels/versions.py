@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.kernels._jit import jit
+from millpond.kernels._jit import inlined, jit
+from millpond.kernels._prefetch import AHEAD, FAR_AHEAD, prefetch
 from millpond.kernels.control import FREE, ROWS_MOVED, USED, VERSIONS
 
 CLASS_BITS = 6
@@ -20,7 +21,7 @@ CLASSES = 64
 PADDING = 8
 
 
-@jit
+@inlined
 def count_until(arena: NDArray[np.int64], start: int, length: int, time: int) -> int:
     """How many of the block's versions have a time <= `time`."""
     base = start
@@ -29,13 +30,16 @@ def count_until(arena: NDArray[np.int64], start: int, length: int, time: int) ->
         if arena[base + half - 1, 0] <= time:
             base += half
         length -= half
-    found = 0
-    for j in range(PADDING):
-        found += (j < length) & (arena[base + j, 0] <= time)
-    return base - start + found
+    # The last few without a branch: how many is a coin toss, and a wrong guess costs more than the reads.
+    stop = base + length
+    base += 4 * ((base + 3 < stop) & (arena[base + 3, 0] <= time))
+    base += 2 * ((base + 1 < stop) & (arena[base + 1, 0] <= time))
+    base += (base < stop) & (arena[base, 0] <= time)
+    base += (base < stop) & (arena[base, 0] <= time)
+    return int(base - start)
 
 
-@jit
+@inlined
 def copy_rows(source: NDArray[np.int64], first: int, to: NDArray[np.int64], at: int, rows: int) -> None:
     """Copy rows forwards: right within one arena when `at < first` or the ranges are apart."""
     for r in range(rows):
@@ -43,7 +47,7 @@ def copy_rows(source: NDArray[np.int64], first: int, to: NDArray[np.int64], at: 
             to[at + r, c] = source[first + r, c]
 
 
-@jit
+@inlined
 def take_block(
     arena: NDArray[np.int64], heads: NDArray[np.int64], control: NDArray[np.int64], size_class: int
 ) -> int:
@@ -61,7 +65,7 @@ def take_block(
     return int(start)
 
 
-@jit
+@inlined
 def free_block(
     arena: NDArray[np.int64],
     heads: NDArray[np.int64],
@@ -114,7 +118,11 @@ def insert(
     Returns the number of rows done; fewer than all means that the arena is full.
     """
     width = arena.shape[1]
+    last = ids.shape[0] - 1
     for i in range(first, ids.shape[0]):
+        prefetch(entries, ids[min(i + FAR_AHEAD, last)])
+        soon = ids[min(i + AHEAD, last)]
+        prefetch(arena, entries[soon, 0] + (entries[soon, 1] >> CLASS_BITS))
         entry = ids[i]
         time = rows[i, 0]
         start = entries[entry, 0]

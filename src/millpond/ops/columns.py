@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -33,7 +33,7 @@ def as_table(rows: object) -> pa.Table:
 
 def as_names(names: Names, schema: pa.Schema, option: str) -> tuple[str, ...]:
     """The columns an option names: one for each field of the schema."""
-    given = (names,) if isinstance(names, str) else tuple(names)
+    given = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else ()
     if len(given) != len(schema) or not all(isinstance(name, str) for name in given):
         raise BadOption(
             f"{option}={names!r} names {len(given)} columns, but the state has {len(schema)}: {', '.join(schema.names)}",
@@ -41,6 +41,14 @@ def as_names(names: Names, schema: pa.Schema, option: str) -> tuple[str, ...]:
             option=option,
         )
     return given
+
+
+def check_column_name(name: object, option: str) -> str:
+    if not isinstance(name, str):
+        raise BadOption(
+            f"{option}={name!r} is not the name of a column", hint=f'for example {option}="ts"', option=option
+        )
+    return name
 
 
 def column_of(table: pa.Table, name: str) -> pa.ChunkedArray:

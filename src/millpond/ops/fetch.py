@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.errors import BadOption, RowsWaiting
-from millpond.ops.columns import Names, as_names, as_table, keys_of, times_of
+from millpond.ops.columns import Names, as_names, as_table, check_column_name, keys_of, times_of
 from millpond.rules import FetchRule
 from millpond.schema import key_kind, parse_ddl
 from millpond.stores.versioned import result_schema
@@ -40,8 +40,12 @@ class Fetch:
                 hint='for example at="ts", or between=("from", "until")',
                 option="at",
             )
-        if between is not None and (isinstance(between, str) or len(between) != 2):
-            raise BadOption(f"between={between!r} is not a pair of columns", option="between")
+        if between is not None and not _is_pair(between):
+            raise BadOption(
+                f"between={between!r} is not a pair of columns",
+                hint='for example between=("from", "until")',
+                option="between",
+            )
         self.name = None if name is None else check_name(name, "the fetcher")
         self._client = client
         self._spec = spec
@@ -51,8 +55,14 @@ class Fetch:
         self._rule = rule
         self._answers = result_schema(parse_ddl(spec.value, "value"), rule.name)
         self._into = as_names(list(self._answers.names) if into is None else into, self._answers, "into")
+        if len(set(self._into)) < len(self._into):
+            raise BadOption(
+                f"into={into!r} names a column twice",
+                hint="give each answer a name of its own",
+                option="into",
+            )
         self._low: str | None = None if between is None else between[0]
-        self._high: str = at if between is None else between[1]  # type: ignore[assignment]
+        self._high = check_column_name(at, "at") if between is None else between[1]
 
     def now(self, table: pa.Table, waiting: str = "error") -> pa.Table:
         """The table with its answers.
@@ -62,7 +72,11 @@ class Fetch:
         F does not move.
         """
         if waiting not in ("error", "null", "drop"):
-            raise BadOption(f'waiting={waiting!r} is not one of "error", "null", "drop"', option="waiting")
+            raise BadOption(
+                f"waiting={waiting!r} is not a choice",
+                hint='waiting="error", waiting="null" or waiting="drop"',
+                option="waiting",
+            )
         table = as_table(table)
         for name in self._into:
             if name in table.column_names:
@@ -99,6 +113,14 @@ class Fetch:
         for name, column in zip(self._into, columns, strict=True):
             table = table.append_column(name, column)
         return table
+
+
+def _is_pair(between: object) -> bool:
+    return (
+        isinstance(between, tuple | list)
+        and len(between) == 2
+        and all(isinstance(name, str) for name in between)
+    )
 
 
 def _ready(highs: npt.NDArray[np.int64], update_progress: Progress) -> npt.NDArray[np.int64]:

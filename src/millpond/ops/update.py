@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.errors import BadOption, EpochOutOfOrder, LateRows, StageLost
-from millpond.ops.columns import Names, as_names, as_table, keys_of, times_of, values_of
+from millpond.ops.columns import Names, as_names, as_table, check_column_name, keys_of, times_of, values_of
 from millpond.schema import key_kind, parse_ddl
 from millpond.stores.keys import Keys
 from millpond.times import Progress, TimeKind, delay_for, format_time, parse_duration
@@ -33,6 +33,7 @@ from millpond.wire.messages import (
 
 LOCAL_QUERY = "local"
 STAGE_ATTEMPTS = 20
+EPOCH_MAX = 2**63 - 1
 STAGE_PAUSE_S = 0.05
 
 
@@ -60,7 +61,9 @@ class Update:
         name: str,
     ) -> None:
         if late not in ("drop", "error"):
-            raise BadOption(f'late={late!r} is neither "drop" nor "error"', option="late")
+            raise BadOption(
+                f"late={late!r} is not a choice", hint='late="drop" or late="error"', option="late"
+            )
         parse_duration(delay)
         self.name = check_name(name, "the updater")
         self._client = client
@@ -71,7 +74,7 @@ class Update:
         self._rows_schema = pa.schema([("_key", key_type), ("_time", pa.int64()), *self._value_schema])
         self._key = as_names(key, self._key_schema, "key")
         self._value = as_names(value, self._value_schema, "value")
-        self._at = at
+        self._at = check_column_name(at, "at")
         self._delay = delay
         self._late = late
         client.call(Register(spec.name, name, "updater"))
@@ -81,7 +84,7 @@ class Update:
         return self.commit(as_table(table), epoch, LOCAL_QUERY)
 
     def commit(self, table: pa.Table, epoch: int, query: str) -> EpochCommitted:
-        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
+        if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch <= EPOCH_MAX:
             raise EpochOutOfOrder(
                 f"{epoch!r} is not an epoch",
                 hint="epochs are numbered 0, 1, 2, ...",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import re
 import secrets
 import time
 from typing import IO, Any
@@ -46,7 +47,8 @@ def open_pond(
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // containers)
     _check_count("threads", threads, 1, 1024)
-    embedded = _EmbeddedPond(os.path.abspath(os.fspath(root)))
+    _check_count("port", port, 0, 65_535)
+    embedded = _EmbeddedPond(_checked_root(root))
     try:
         embedded.start(containers, threads, slices, host, port)
     except BaseException:
@@ -57,9 +59,18 @@ def open_pond(
 
 def connect(address: str, token: str) -> Pond:
     """Joins a pond that another process runs. Its token is in the file `token` under its root."""
-    connection = FlightConnection(address, token.strip())
+    if not isinstance(address, str) or not re.fullmatch(r".+:\d{1,5}", address) or "://" in address:
+        raise BadOption(f"{address!r} is not an address", hint="for example 127.0.0.1:8815", option="address")
+    token = token.strip() if isinstance(token, str) else ""
+    if not re.fullmatch(r"[!-~]+", token):
+        raise BadOption(
+            "the token is empty or not a token",
+            hint="it is in the file `token` under the pond's root",
+            option="token",
+        )
+    connection = FlightConnection(address, token)
     connection.call(Locate())
-    return Pond(Client(connection, FlightDialer(token.strip())), address)
+    return Pond(Client(connection, FlightDialer(token)), address)
 
 
 class _EmbeddedPond:
@@ -76,23 +87,22 @@ class _EmbeddedPond:
     def start(self, containers: int, threads: int, slices: int, host: str, port: int) -> None:
         files = OsFiles()
         try:
+            is_new = not os.path.isdir(self._root)
             files.make_dir(self._root)
+            if is_new:
+                os.chmod(self._root, 0o700)  # what the token guards is not for others to read from disk
             self._lock_file = open(os.path.join(self._root, "lock"), "ab")  # noqa: SIM115 - held until close
-            self._token = _token(self._root)
-        except OSError as error:
-            raise BadRoot(
-                f"{self._root} cannot hold a pond: {error.strerror or error}",
-                hint="give a directory that this user may write to",
-                root=self._root,
-            ) from None
-        try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Under the lock: of two that open a new root at once, only one makes its token.
+            self._token = _token(self._root)
         except BlockingIOError:
             raise PondInUse(
                 f"another process has the pond at {self._root} open",
                 hint="join it with mp.connect(address, token), or close it there first",
                 root=self._root,
             ) from None
+        except OSError as error:
+            raise _bad_root(self._root, error.strerror or str(error)) from None
         _await_orphans(self._root)
         coordinator = CoordinatorService(files, self._root, containers, FlightDialer(self._token))
         self._coordinator = coordinator
@@ -122,7 +132,24 @@ class _EmbeddedPond:
 
 def _check_count(option: str, value: int, low: int, high: int, hint: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise BadOption(f"{option}={value!r} is not between {low} and {high}", hint=hint, option=option)
+        raise BadOption(
+            f"{option}={value!r} is not between {low} and {high}",
+            hint=hint or f"give a whole number from {low} to {high}",
+            option=option,
+        )
+
+
+def _checked_root(root: object) -> str:
+    path = os.fspath(root) if isinstance(root, str | os.PathLike) else root
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise _bad_root(repr(root), "it is not a path")
+    return os.path.abspath(path)
+
+
+def _bad_root(root: str, reason: str) -> BadRoot:
+    return BadRoot(
+        f"{root} cannot hold a pond: {reason}", hint="give a directory that this user may write to", root=root
+    )
 
 
 def _token(root: str) -> str:

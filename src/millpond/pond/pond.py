@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from millpond.client.client import Client
-from millpond.errors import UnknownState
+from millpond.errors import BadOption, UnknownState
 from millpond.pond.state import State
 from millpond.rules import CompactRule, UpdateRule, keep_latest, put
 from millpond.schema import check_key_types, format_ddl, parse_ddl
@@ -68,8 +68,16 @@ class Pond:
         Without `key` and `value` the State must exist. A State that exists must have the schema asked for.
         """
         check_name(name, "the state")
-        if key is None or value is None:
+        if key is None and value is None and update is None and compact is None:
             return self._existing(name)
+        if key is None or value is None:
+            raise BadOption(
+                f"state {name!r} needs both key= and value=",
+                hint="give both, or neither and no rules to get a state as it is",
+                option="key" if key is None else "value",
+            )
+        _check_rule("update", update, UpdateRule, "mp.put()")
+        _check_rule("compact", compact, CompactRule, "mp.keep_latest()")
         key_schema = parse_ddl(key, "key")
         check_key_types(key_schema)
         spec = StateSpec(
@@ -120,3 +128,12 @@ class Pond:
                 state=name,
             )
         return states[name]
+
+
+def _check_rule(option: str, rule: object, kind: type, example: str) -> None:
+    if rule is not None and not isinstance(rule, kind):
+        raise BadOption(
+            f"{option}={rule!r} is not a rule for {option}",
+            hint=f"for example {option}={example}",
+            option=option,
+        )

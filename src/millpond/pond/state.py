@@ -104,9 +104,13 @@ class State:
         The first report of a fetcher registers it; from then on it holds F back.
         """
         check_name(name, "the updater or fetcher")
-        if fetch is not None:
+        update_progress, fetch_progress = _progress(update), _progress(fetch)
+        # First what may be refused: a report that is refused registers nobody.
+        if update_progress is not None:
+            self._client.call(Report(self.name, name, update_progress, None))
+        if fetch_progress is not None:
             self._client.call(Register(self.name, name, "fetcher"))
-        self._client.call(Report(self.name, name, _progress(update), _progress(fetch)))
+            self._client.call(Report(self.name, name, None, fetch_progress))
 
     def progress(self) -> StateProgress:
         """U (`update`), F (`fetch`), and the progress of each updater and fetcher."""
@@ -172,7 +176,7 @@ def _progress(at: Progress | datetime | None) -> Progress | None:
         return (aware - _EPOCH) // timedelta(microseconds=1)
     if isinstance(at, bool) or not isinstance(at, int | float | None):
         raise BadOption(f"{at!r} is not a time", hint="give an integer or a datetime", option="at")
-    if isinstance(at, float) and not math.isinf(at):
+    if not TIME_MIN <= at <= TIME_MAX if isinstance(at, int) else at is not None and not math.isinf(at):
         raise BadOption(f"{at!r} is not a time", hint="give an integer or a datetime", option="at")
     return at
 

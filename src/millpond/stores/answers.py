@@ -75,8 +75,8 @@ class Reader:
         self._heaps = heaps
 
     def times(self, positions: NDArray[np.int64]) -> pa.Array:
-        out = np.empty(len(positions), np.int64)
-        lookups.gather(self._cells, 0, positions, out)
+        out, bits = _answers(len(positions))
+        lookups.gather(self._cells, 0, -1, 0, positions, out, bits)
         return in_place_array(pa.int64(), out, None, 0)
 
     def gather(self, positions: NDArray[np.int64]) -> list[pa.Array]:
@@ -121,14 +121,9 @@ class Reader:
         return refs
 
     def _in_place(self, column: Column, positions: NDArray[np.int64]) -> pa.Array:
-        out = np.empty(len(positions), np.int64)
-        nulls = lookups.gather(self._cells, column.cell, positions, out)
-        valid = None
-        if nulls or self._mask >= 0:
-            bits = np.zeros((len(positions) + 7) // 8, np.uint8)
-            nulls = lookups.gather_valid(self._cells, self._mask, column.bit, positions, bits)
-            valid = pa.py_buffer(bits)
-        return in_place_array(column.field.type, out, valid, nulls)
+        out, bits = _answers(len(positions))
+        nulls = lookups.gather(self._cells, column.cell, self._mask, column.bit, positions, out, bits)
+        return in_place_array(column.field.type, out, pa.py_buffer(bits) if nulls else None, nulls)
 
     def _longs(
         self,
@@ -180,6 +175,10 @@ class Reader:
         best = np.zeros(len(out), np.int64)
         best[valid != 0] = order[out[valid != 0]]
         return items.take(pa.array(best, mask=valid == 0))
+
+
+def _answers(count: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    return np.empty(count, np.int64), np.empty((count + 7) // 8, np.uint8)
 
 
 def _expanded(

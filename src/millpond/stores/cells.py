@@ -50,7 +50,7 @@ class Layout:
         self.width = cell + (self.reference >= 0)
 
     def check(self, values: Sequence[pa.Array], rows: int) -> None:
-        """Refuse arrays of other types or lengths than the layout's."""
+        """Refuse arrays of other types or lengths than the layout's, and offsets outside their data."""
         if len(values) != len(self.columns):
             raise WrongType(f"expected {len(self.columns)} value columns, got {len(values)}")
         for column, array in zip(self.columns, values, strict=True):
@@ -63,6 +63,8 @@ class Layout:
                     expected=expected,
                     actual=actual,
                 )
+            if views.is_bytes(array.type):
+                views.byte_ranges(array)
 
     def has_nulls(self, values: Sequence[pa.Array]) -> bool:
         """Whether an in-place column has a null."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import BadMessage, NullKey, WrongType
-from millpond.kernels import buffers, encoding, hashing
+from millpond.kernels import buffers, encoding, hashing, partition
 from millpond.stores import views
 
 KeyKind = Literal["i64", "bytes"]
@@ -93,12 +93,26 @@ class Keys:
 
     def take(self, order: NDArray[np.int64]) -> Keys:
         """The keys at those rows, in that order."""
-        hashes = None if self._hashes is None else self._hashes.take(order)
         if self.kind == "i64":
-            return Keys("i64", longs=self.longs.take(order), hashes=hashes)
+            # To hash a long again is cheaper than to fetch its hash from afar.
+            return Keys("i64", longs=self.longs.take(order))
+        hashes = None if self._hashes is None else self._hashes.take(order)
         offsets = np.empty(len(order) + 1, np.int64)
         data = np.empty(buffers.gather_sizes(self.offsets, order, offsets), np.uint8)
         buffers.gather_bytes(self.offsets, self.data, order, offsets, data)
+        return Keys("bytes", offsets=offsets, data=data, hashes=hashes)
+
+    def spread(self, places: NDArray[np.int64]) -> Keys:
+        """The keys in slice order: key i goes to `places[i]`."""
+        if self.kind == "i64":
+            longs = np.empty(len(self), np.int64)
+            partition.scatter(self.longs, places, longs)
+            return Keys("i64", longs=longs)
+        offsets = np.empty(len(self) + 1, np.int64)
+        data = np.empty(buffers.scatter_sizes(self.offsets, places, offsets), np.uint8)
+        buffers.scatter_bytes(self.offsets, self.data, places, offsets, data)
+        hashes = np.empty(len(self), np.uint64)
+        partition.scatter(self.hashes.view(np.int64), places, hashes.view(np.int64))
         return Keys("bytes", offsets=offsets, data=data, hashes=hashes)
 
     def part(self, start: int, stop: int) -> Keys:

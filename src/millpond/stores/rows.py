@@ -70,7 +70,7 @@ def _words(array: pa.Array) -> NDArray[np.uint64]:
         )
     if types.is_primitive(type_) and type_.bit_width <= 64:
         # Sign extension: an int keeps its word when a wider type holds it.
-        found = view_signed(array)
+        found = _signed(array)
         return found.astype(np.int64, copy=False).view(np.uint64)
     if types.is_decimal(type_) or types.is_fixed_size_binary(type_):
         size = type_.byte_width
@@ -81,7 +81,7 @@ def _words(array: pa.Array) -> NDArray[np.uint64]:
     raise WrongType(f"values of type {type_} have no digest", expected="a Spark type", actual=str(type_))
 
 
-def view_signed(array: pa.Array) -> NDArray[np.int64]:
+def _signed(array: pa.Array) -> NDArray[np.int64]:
     return views.view(array.buffers()[1], f"i{array.type.bit_width // 8}", array.offset, len(array))
 
 
@@ -97,11 +97,24 @@ def _list_words(array: pa.Array, offsets: NDArray[np.int64]) -> NDArray[np.uint6
     return words
 
 
-def restore(parts: Sequence[pa.Array], order: NDArray[np.int64]) -> pa.Array:
-    """Answers, slice by slice, in the order of the batch that `partition` gave `order` for."""
+def spread(values: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Longs in slice order: value i goes to `places[i]`."""
+    out = np.empty(len(values), np.int64)
+    partition.scatter(views.plain(values), places, out)
+    return out
+
+
+def restore(parts: Sequence[pa.Array], places: NDArray[np.int64]) -> pa.Array:
+    """Answers, slice by slice, in the order of the batch whose row i went to `places[i]`."""
     whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    if whole.null_count == 0 and pa.types.is_primitive(whole.type) and whole.type.bit_width == 64:
-        out = np.empty(len(whole), np.int64)
-        partition.scatter(view_signed(whole), order, out)
-        return pa.Array.from_buffers(whole.type, len(whole), [None, pa.py_buffer(out)], null_count=0)
-    return whole.take(pa.array(partition.inverse(order)))
+    if not (pa.types.is_primitive(whole.type) and whole.type.bit_width == 64):
+        return whole.take(pa.array(places))
+    out = np.empty(len(whole), np.int64)
+    partition.gather(_signed(whole), places, out)
+    valid = None
+    if whole.null_count:
+        bits = np.empty((len(whole) + 7) // 8, np.uint8)
+        partition.gather_bits(views.validity(whole), whole.offset, places, bits)
+        valid = pa.py_buffer(bits)
+    buffers = [valid, pa.py_buffer(out)]
+    return pa.Array.from_buffers(whole.type, len(whole), buffers, null_count=whole.null_count)

@@ -90,12 +90,9 @@ class VersionedSlice:
             raise BadMessage("the column '_time' must be int64 without nulls")
         keys = Keys.from_arrow(batch.column("_key"))
         self._check(keys, keys)
-        if keys.kind == "bytes":
-            size = int(keys.offsets[-1] - keys.offsets[0])
-            distinct = len(np.unique(keys.hashes))
-        else:
-            size = 0
-            distinct = len(np.unique(keys.longs))
+        # Grouped by key: a key begins where the hash changes. A wrong guess costs room or time, nothing else.
+        distinct = 1 + int(np.count_nonzero(np.diff(keys.hashes)))
+        size = int(keys.offsets[-1] - keys.offsets[0]) if keys.kind == "bytes" else 0
         self._index.reserve(distinct, size * distinct // max(len(keys), 1))
         self._arena.reserve(len(keys))
         self.insert(keys, views.longs(batch.column("_time")), batch.columns[2:])

@@ -64,8 +64,15 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
         if not token:
             raise BadOption("a pond does not listen without a token", option="token")
         self._handler = handler
-        self._host = host
-        super().__init__(f"grpc+tcp://{host}:{port}", middleware={"token": _CheckToken(token)})
+        self._host = f"[{host}]" if ":" in host else host
+        try:
+            super().__init__(f"grpc+tcp://{self._host}:{port}", middleware={"token": _CheckToken(token)})
+        except pa.ArrowException as error:
+            raise BadOption(
+                f"a pond cannot listen on {self._host}:{port}: {error}",
+                hint="choose a port that is free, or 0 to let the system pick one",
+                option="port",
+            ) from None
 
     @property
     def address(self) -> str:
@@ -93,21 +100,45 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: fl.Ticket) -> fl.FlightDataStream:
         with _ErrorsToWire():
             schema, batches = self._handler.read(decode(ticket.ticket))
-        return fl.GeneratorStream(schema, batches)
+        return fl.GeneratorStream(schema, _outgoing(batches))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _ErrorsToWire():
             raise BadMessage("rows come by exchange, not by put")
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[fl.FlightInfo]:
+        with _ErrorsToWire():
+            raise BadMessage("a pond lists no flights")
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> fl.FlightInfo:
+        with _ErrorsToWire():
+            raise BadMessage("a pond plans no flights")
+
+    def get_schema(self, context: Any, descriptor: Any) -> fl.SchemaResult:
+        with _ErrorsToWire():
+            raise BadMessage("a pond plans no flights")
 
     def list_actions(self, context: Any) -> list[fl.ActionType]:
         return [fl.ActionType("call", "one message in, one message out")]
 
 
 def _incoming(reader: Any) -> Iterator[SlicedBatch]:
-    for chunk in reader:
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        except pa.ArrowInvalid as error:
+            raise BadMessage(f"a batch could not be read: {error}") from None
         if chunk.data is None or chunk.app_metadata is None or chunk.app_metadata.size % 4:
             raise BadMessage("rows come as batches with their per-slice counts")
         yield SlicedBatch(chunk.data, np.frombuffer(chunk.app_metadata, dtype=np.int32))
+
+
+def _outgoing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches; an error on the way travels as itself, too."""
+    with _ErrorsToWire():
+        yield from batches
 
 
 class FlightConnection:

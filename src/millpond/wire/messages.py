@@ -6,24 +6,26 @@ beside a message as Arrow batches, never inside one.
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from millpond.errors import BadMessage, BadName, MessageTooLarge
 from millpond.rules import CompactRule, FetchName, UpdateRule
-from millpond.times import Progress
+from millpond.times import TIME_MAX, TIME_MIN, Progress
 
 CONTROL_BYTES_MAX = 4 << 20
 BATCH_BYTES_MAX = 512 << 20
 
-NAME_PATTERN = r"^[a-z0-9_]{1,64}$"
+# `\Z`, not `$`: a name does not end in a line break either.
+NAME_PATTERN = r"^[a-z0-9_]{1,64}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 # A Spark query id, or "local" for operators on Arrow tables.
-Query = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
-Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_.-]{1,128}$")]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Query = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")]
+Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_.-]{1,128}\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -36,6 +38,14 @@ def check_name(name: str, what: str) -> str:
             name=str(name),
         )
     return name
+
+
+def check_progress(value: Progress | None) -> None:
+    """A progress on the wire is a time, or infinite; neither a fraction nor NaN."""
+    if isinstance(value, float) and not math.isinf(value):
+        raise BadMessage(f"{value} is not a time")
+    if isinstance(value, int) and not TIME_MIN <= value <= TIME_MAX:
+        raise BadMessage(f"{value} is beyond all times")
 
 
 def writer_id(updater: str, query: str) -> str:
@@ -122,6 +132,9 @@ class AdvanceFetchProgress(Message, frozen=True, tag=True):
     state: Name
     fetch_progress: Progress
 
+    def __post_init__(self) -> None:
+        check_progress(self.fetch_progress)
+
 
 class Checkpoint(Message, frozen=True, tag=True):
     """Snapshot what is dirty, then truncate the log. Answers Done when finished."""
@@ -168,6 +181,9 @@ class ReadSlices(Message, frozen=True, tag=True):
 
     state: Name
     at: Progress
+
+    def __post_init__(self) -> None:
+        check_progress(self.at)
 
 
 # Anyone to coordinator
@@ -245,8 +261,11 @@ class CommitEpoch(Message, frozen=True, tag=True):
     epoch: Count
     delay: Count
     late_below: Progress
-    time_kind: str
+    time_kind: Literal["", "timestamp", "long"]
     receipts: list[Receipt]
+
+    def __post_init__(self) -> None:
+        check_progress(self.late_below)
 
 
 class EpochCommitted(Message, frozen=True, tag=True):
@@ -266,6 +285,10 @@ class Report(Message, frozen=True, tag=True):
     name: Name
     update: Progress | None
     fetch: Progress | None
+
+    def __post_init__(self) -> None:
+        check_progress(self.update)
+        check_progress(self.fetch)
 
 
 class AskProgress(Message, frozen=True, tag=True):

@@ -1,0 +1,319 @@
+"""Every crash point, at every kind of moment, under every kind of loss: what was acknowledged is there, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from typing import Any, TypeVar
+
+import driving
+import pytest
+from driving import Checkpoint, Finish, Model, Report, Start, Step, Update, Upkeep, World, history, models_of
+
+from millpond.crashpoints import POINTS, SimulatedCrash, armed, counted
+from millpond.errors import Unavailable
+from millpond.testing import LossyFiles
+
+_T = TypeVar("_T")
+
+THEN = {1: 3, 3: 2}
+"""How many containers each history goes on with when it reopens the pond."""
+
+LOSSES = (("nothing", 0), ("all", 0), ("content", 0), ("names", 0), ("some", 1), ("some", 2), ("some", 3))
+AGAIN = (3, 1, 2, 4)
+"""How many containers reopen the pond after a crash, by turns."""
+
+
+@cache
+def steps_of(containers: int) -> tuple[Step, ...]:
+    return tuple(history(containers, THEN[containers]))
+
+
+@cache
+def models(containers: int) -> list[Model]:
+    return models_of(steps_of(containers))
+
+
+@cache
+def picture(containers: int, steps_done: int, finished: bool = False) -> dict[str, Any]:
+    """What must be seen after that many steps of the history."""
+    model = models(containers)[steps_done]
+    if finished:
+        model = model.copy()
+        for oracle in model.states.values():
+            for updater in oracle.updaters:
+                oracle.finish(updater)
+    return driving.picture_of_model(model)
+
+
+@cache
+def hits(containers: int) -> dict[str, int]:
+    """How often the history comes to each point when nothing fails."""
+    world = World(LossyFiles())
+    with counted() as plans:
+        for step in steps_of(containers):
+            step.on_pond(world)
+    return {point: plan.hits for point, plan in plans.items()}
+
+
+def chosen(hits: Sequence[_T]) -> list[_T]:
+    """The first, one in the middle, the last three."""
+    places = {0, len(hits) // 2, len(hits) - 3, len(hits) - 2, len(hits) - 1}
+    return [hit for place, hit in enumerate(hits) if place in places]
+
+
+def run_until_crash(files: LossyFiles, steps: Sequence[Step]) -> int:
+    """How many steps were acknowledged."""
+    world = World(files)
+    for done, step in enumerate(steps):
+        try:
+            step.on_pond(world)
+        except SimulatedCrash:
+            return done
+    return len(steps)
+
+
+def after(files: LossyFiles, lose: str, seed: int) -> LossyFiles:
+    """What the next process finds. May be asked again and again, for other losses."""
+    files.seed = seed
+    return files.crash(lose)  # type: ignore[arg-type]
+
+
+def recovered_steps(world: World, containers: int, acknowledged: int, note: str) -> int:
+    """How many steps the recovered pond shows: those acknowledged, or the one in flight as well, whole."""
+    seen = driving.picture_of_pond(world.pond)
+    world.pond.validate()
+    without = driving.differences(picture(containers, acknowledged), seen)
+    if not without:
+        return acknowledged
+    assert acknowledged < len(steps_of(containers)), "\n".join([note, *without])
+    with_it = driving.differences(picture(containers, acknowledged + 1), seen)
+    assert not with_it, "\n".join(
+        [
+            note,
+            "is neither the history that was acknowledged:",
+            *without,
+            "nor that and the step in flight:",
+            *with_it,
+        ]
+    )
+    return acknowledged + 1
+
+
+class Crash:
+    """One crash in one run of the history: the files as the dead process left them, and what it had acknowledged."""
+
+    def __init__(self, files: LossyFiles, containers: int, acknowledged: int, where: str) -> None:
+        self.files = files
+        self.containers = containers
+        self.acknowledged = acknowledged
+        self.steps = steps_of(containers)
+        self.where = where
+
+    def outcomes(self) -> list[tuple[str, int]]:
+        """The losses that leave different files behind."""
+        distinct: dict[frozenset[tuple[str, bytes]], tuple[str, int]] = {}
+        for lose, seed in LOSSES:
+            distinct.setdefault(content(after(self.files, lose, seed)), (lose, seed))
+        return list(distinct.values())
+
+    def note(self, lose: str, seed: int, again: int) -> str:
+        in_flight = self.steps[self.acknowledged :][:1]
+        return f"{self.where}: {self.acknowledged} steps, in {in_flight}, lost {lose} ({seed}), reopened with {again}"
+
+    def check_recovered(self, lose: str, seed: int, again: int) -> tuple[World, int]:
+        world = World(after(self.files, lose, seed))
+        world.start(again)
+        note = self.note(lose, seed, again)
+        return world, recovered_steps(world, self.containers, self.acknowledged, note)
+
+    def check_to_the_end(self, lose: str, seed: int, again: int, other_rows: bool = True) -> None:
+        """Compares what was recovered, runs the history to its end, and compares again."""
+        world, done = self.check_recovered(lose, seed, again)
+        note = self.note(lose, seed, again)
+
+        visible = World(after(self.files, lose, seed))
+        visible.start(again)
+        for name, oracle in models(self.containers)[done].states.items():
+            for updater in oracle.updaters:
+                visible.pond.state(name).finish(updater)
+        expected = picture(self.containers, done, finished=True)
+        driving.check_same(expected, visible.pond, note + ", all finished")
+
+        retried = self.steps[self.acknowledged : self.acknowledged + 1]
+        expected = picture(self.containers, len(self.steps))
+        in_flight = retried[0] if retried else None
+        if other_rows and done == self.acknowledged and isinstance(in_flight, Update):
+            # Never acknowledged and not there: the source owes nobody the same rows again.
+            retried = (in_flight.with_other_rows(),)
+            model = models(self.containers)[done].copy()
+            for step in (*retried, *self.steps[done + 1 :]):
+                step.on_model(model)
+            expected = driving.picture_of_model(model)
+        for step in (*retried, *self.steps[self.acknowledged + 1 :]):
+            step.on_pond(world)
+        driving.check_same(expected, world.pond, note + ", at the end")
+        # What was made of the crash must itself survive one.
+        last = World(after(world.files, "all", 0))  # type: ignore[arg-type]
+        last.start(again % 3 + 1)
+        driving.check_same(expected, last.pond, note + ", at the end and reopened")
+
+
+def content(files: LossyFiles) -> frozenset[tuple[str, bytes]]:
+    return frozenset((path, inode.content) for path, inode in files._names.items())
+
+
+def crash_at(point: str, hit: int, containers: int) -> Crash:
+    files = LossyFiles()
+    with armed(point, hit, action=files.halt) as plan:
+        acknowledged = run_until_crash(files, steps_of(containers))
+    assert plan.fired, f"{point} was not reached {hit} times"
+    return Crash(files, containers, acknowledged, f"{point}:{hit}")
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at_any_point_loses_nothing_and_repeats_nothing(point: str, containers: int) -> None:
+    for number, hit in enumerate(chosen(range(1, hits(containers)[point] + 1))):
+        crash = crash_at(point, hit, containers)
+        outcomes = crash.outcomes()
+        for turn, (lose, seed) in enumerate(outcomes):
+            again = AGAIN[(number + turn) % len(AGAIN)]
+            if number % 2 and turn == number % len(outcomes):
+                crash.check_to_the_end(lose, seed, again, other_rows=number == 1)
+            else:
+                crash.check_recovered(lose, seed, again)
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+def test_the_history_comes_to_every_point(containers: int) -> None:
+    assert [point for point, count in hits(containers).items() if count < 3] == []
+
+
+# Crashes where no point has a name, and crashes upon crashes
+
+
+class CountedFiles(LossyFiles):
+    """Dies before its `last`-th change of the disk."""
+
+    def __init__(self, last: int | None = None) -> None:
+        super().__init__()
+        self.changes = 0
+        self.last = last
+
+    def _count(self) -> None:
+        self.changes += 1
+        if self.changes == self.last:
+            self.halt(f"change {self.last}")
+
+
+def _counting(name: str) -> Any:
+    def change(self: CountedFiles, *arguments: Any) -> None:
+        self._count()
+        getattr(LossyFiles, name)(self, *arguments)
+
+    return change
+
+
+for _name in ("write", "sync", "rename", "sync_dir", "remove", "remove_dir"):
+    setattr(CountedFiles, _name, _counting(_name))
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+def test_a_crash_before_any_change_of_the_disk(containers: int) -> None:
+    """Every third change, by turns under each loss."""
+    files = CountedFiles()
+    run_until_crash(files, steps_of(containers))
+    assert files.changes > 400
+    for number, last in enumerate(range(1 + containers, files.changes + 1, 3)):
+        files = CountedFiles(last)
+        acknowledged = run_until_crash(files, steps_of(containers))
+        assert files.changes == last
+        crash = Crash(files, containers, acknowledged, f"change {last}")
+        crash.check_recovered(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
+
+
+@pytest.mark.parametrize(
+    "point", ["log.dirsync.after", "journal.rename.after", "manifest.rename.after", "truncate.after"]
+)
+def test_a_crash_while_recovering_from_a_crash(point: str) -> None:
+    """At every point that recovery comes to."""
+    containers = 3
+    middle = hits(containers)[point] // 2 + 1
+    first = crash_at(point, middle, containers)
+    for turn, (lose, seed) in enumerate((("nothing", 0), ("some", 4))):
+        again = AGAIN[turn]
+        with counted() as plans:
+            World(after(first.files, lose, seed)).start(again)
+        reached = [(point, hit) for point, plan in plans.items() for hit in range(1, plan.hits + 1)[-1:]]
+        assert len(reached) > 10
+        for number, (second, hit) in enumerate(reached):
+            files = after(first.files, lose, seed)
+            with armed(second, hit, action=files.halt) as plan, pytest.raises(SimulatedCrash):
+                World(files).start(again)
+            assert plan.fired
+            crash = Crash(files, containers, first.acknowledged, f"{point}:{middle}, then {second}:{hit}")
+            check = crash.check_to_the_end if number % 8 == 0 else crash.check_recovered
+            check(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
+
+
+# One container dies, the coordinator lives on
+
+
+@cache
+def container_hits(containers: int) -> dict[str, list[int]]:
+    """At which of its hits each point is reached by a container."""
+    found: dict[str, list[int]] = {point: [] for point in POINTS}
+
+    def note(point: str, hit: int) -> None:
+        if driving.MortalContainer.running:
+            found[point].append(hit)
+
+    with driving.mortal_containers(), ExitStack() as stack:
+        for point, count in hits(containers).items():
+            for hit in range(1, count + 1):
+                stack.enter_context(armed(point, hit, action=lambda point, hit=hit: note(point, hit)))
+        world = World(LossyFiles())
+        for step in steps_of(containers):
+            step.on_pond(world)
+    return found
+
+
+def test_containers_come_to_every_point_that_is_not_the_coordinators() -> None:
+    for containers in THEN:
+        reached = {point for point, found in container_hits(containers).items() if len(found) >= 3}
+        assert reached == {point for point in POINTS if not point.startswith(("journal.", "publish."))}
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+@pytest.mark.parametrize(
+    "point", [point for point in POINTS if not point.startswith(("journal.", "publish."))]
+)
+def test_a_container_that_dies_at_any_point_comes_back_with_all_it_acknowledged(
+    point: str, containers: int
+) -> None:
+    steps = steps_of(containers)
+    for number, hit in enumerate(chosen(container_hits(containers)[point])[::2]):
+        world = World(LossyFiles())
+        with driving.mortal_containers(), armed(point, hit, action=driving.die) as plan:
+            for done, step in enumerate(steps, start=1):
+                fired_before = plan.fired
+                try:
+                    step.on_pond(world)
+                except Unavailable:
+                    # Whoever opens or checkpoints hears of it; an epoch and a report get through by themselves.
+                    assert isinstance(step, (Start, Checkpoint)), f"{point}:{hit} in {step}"
+                    if isinstance(step, Checkpoint):
+                        world.watch()
+                    step.on_pond(world)
+                if isinstance(step, Upkeep):
+                    world.watch()
+                if plan.fired and not fired_before:
+                    assert isinstance(step, (Start, Checkpoint, Update, Upkeep, Report, Finish))
+                    driving.check_same(picture(containers, done), world.pond, f"{point}:{hit} in {step}")
+        assert plan.fired
+        driving.check_same(picture(containers, len(steps)), world.pond, f"{point}:{hit}, at the end")
+        last = World(after(world.files, *LOSSES[number % len(LOSSES)]))  # type: ignore[arg-type]
+        last.start(AGAIN[number % len(AGAIN)])
+        driving.check_same(picture(containers, len(steps)), last.pond, f"{point}:{hit}, reopened")

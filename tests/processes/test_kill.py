@@ -1,0 +1,649 @@
+"""Real processes, killed with SIGKILL at planned and at random moments: nothing acknowledged is lost or doubled.
+
+Run as a script, this file is the worker: a process that opens a pond, tells what it found, and commits epochs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import millpond as mp
+from millpond.errors import CorruptFile, PondInUse, Unavailable
+from millpond.testing import Oracle
+
+SOAK_S = float(os.environ.get("MILLPOND_SOAK_SECONDS", "20"))
+KEYS = 40
+ROWS = 120
+DELAY = 100
+EPOCHS_MAX = 100_000
+END_S_MAX = 10.0
+
+# The stream: rows of an epoch follow from its number, so that anyone can replay it.
+
+
+def rows_of(seed: int, epoch: int) -> list[tuple[str, int, tuple[int, str | None]]]:
+    """Out of order, some below the watermark, some at equal times: `(key, time, (number, tag))`."""
+    rng = np.random.default_rng([seed, epoch])
+    keys = rng.integers(0, KEYS, ROWS).tolist()
+    times = (epoch * 50 + rng.integers(-160, 100, ROWS)).tolist()
+    numbers = rng.integers(0, 1_000_000, ROWS).tolist()
+    return [
+        (f"key-{key}", time, (number, None if number % 7 == 0 else f"tag-{number % 100}"))
+        for key, time, number in zip(keys, times, numbers, strict=True)
+    ]
+
+
+def table_of(seed: int, epoch: int) -> pa.Table:
+    rows = rows_of(seed, epoch)
+    return pa.table(
+        {
+            "k": pa.array([key for key, _, _ in rows], pa.string()),
+            "t": pa.array([time for _, time, _ in rows], pa.int64()),
+            "n": pa.array([value[0] for _, _, value in rows], pa.int64()),
+            "g": pa.array([value[1] for _, _, value in rows], pa.string()),
+        }
+    )
+
+
+def oracle_of(seed: int, epochs: int) -> Oracle:
+    """What a State must hold after the epochs 0 .. epochs - 1."""
+    oracle = Oracle()
+    oracle.register_updater("feed")
+    for epoch in range(epochs):
+        oracle.update("feed", epoch, rows_of(seed, epoch), delay=DELAY)
+    return oracle
+
+
+def stream_of(pond: mp.Pond) -> tuple[mp.State, Any]:
+    state = pond.state("s", key="string", value="n long, g string")
+    return state, state.update(key="k", at="t", value=["n", "g"], delay=DELAY, name="feed")
+
+
+Held = dict[str, Any]
+
+
+def held_by(pond: mp.Pond) -> Held:
+    """U, how many versions there are, and the whole final history of every key."""
+    state, _ = stream_of(pond)
+    until = state.progress().update
+    history: dict[str, Any] = {}
+    if until > -np.inf:
+        keys = [f"key-{key}" for key in range(KEYS)]
+        asked = pa.table({"k": keys, "lo": [-(10**9)] * KEYS, "hi": [int(until) - 1] * KEYS})
+        found = state.fetch(key="k", between=("lo", "hi"), rule=mp.values()).now(asked).to_pylist()
+        history = {row["k"]: [list(pair) for pair in zip(row["n"], row["g"], strict=True)] for row in found}
+    versions = pond.metrics()["states"]["s"]["versions"]
+    return {"until": None if until == -np.inf else until, "versions": versions, "history": history}
+
+
+def held_by_oracle(oracle: Oracle) -> Held:
+    until = oracle.update_progress
+    history = {
+        f"key-{key}": [list(value) for time, value in oracle.raw(f"key-{key}") if time < until]
+        for key in range(KEYS)
+    }
+    return {
+        "until": None if until == -np.inf else until,
+        "versions": sum(len(versions) for versions in oracle.versions.values()),
+        "history": history if until > -np.inf else {},
+    }
+
+
+# The worker
+
+
+def work(root: str, containers: int, seed: int, first: int, last: int) -> None:
+    """Tells what the pond holds, then commits the epochs from `first` on, each told once it is acknowledged."""
+
+    def say(**line: Any) -> None:
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+    with mp.open(root, containers=containers, threads=1, slices=8) as pond:
+        _, op = stream_of(pond)
+        say(held=held_by(pond), pids=[container.pid for container in pond.containers()])
+        threading.Thread(target=_checkpoint, args=(pond,), daemon=True).start()
+        for epoch in range(first, last):
+            committed = op(table_of(seed, epoch), epoch)
+            pids = [container.pid for container in pond.containers()]
+            say(epoch=epoch, replayed=committed.replayed, pids=pids)
+        say(done=True)
+        sys.stdin.read()
+
+
+def _checkpoint(pond: mp.Pond) -> None:
+    """Snapshots and truncated logs are what kills should hit, too."""
+    while True:
+        time.sleep(0.15)
+        with suppress(mp.MillpondError):
+            pond.checkpoint()
+
+
+class Worker:
+    """A worker process, and what it has said so far."""
+
+    def __init__(
+        self, root: Path, containers: int, seed: int, first: int, last: int = EPOCHS_MAX, **env: str
+    ) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(root), str(containers), str(seed), str(first), str(last)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **env},
+        )
+        self.held: Held | None = None
+        self.acknowledged: list[int] = []
+        self.replayed: list[int] = []
+        self.pids: list[int] = []
+        self.done = False
+        self._heard = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            line = json.loads(text)
+            with self._heard:
+                self.held = line.get("held", self.held)
+                self.pids = line.get("pids", self.pids)
+                self.done = line.get("done", False)
+                if "epoch" in line:
+                    (self.replayed if line["replayed"] else self.acknowledged).append(line["epoch"])
+                self._heard.notify_all()
+        with self._heard:
+            self._heard.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+        with self._heard:
+            reached = self._heard.wait_for(lambda: condition() or not self._reader.is_alive(), seconds)
+        assert reached, f"no {what} within {seconds} s"
+        assert condition(), f"the worker ended before {what}: {self.errors()}"
+
+    def wait_until_open(self) -> Held:
+        self.wait_for(lambda: self.held is not None, "opening")
+        assert self.held is not None
+        return self.held
+
+    def wait_for_epochs(self, count: int) -> None:
+        goal = len(self.acknowledged) + count
+        self.wait_for(lambda: len(self.acknowledged) >= goal, f"{count} more epochs")
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL)
+
+    def close(self) -> int:
+        """Lets the worker end, and returns its exit code. What it had said is all heard."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+        try:
+            code = self.process.wait(60)
+        finally:
+            self.kill()
+            self._reader.join(10)
+            self._stderr = self.errors()
+            for pipe in (self.process.stdout, self.process.stderr):
+                assert pipe is not None
+                pipe.close()
+        return code
+
+    def errors(self) -> str:
+        if self.process.poll() is None:
+            return ""
+        assert self.process.stderr is not None
+        return self._stderr if self.process.stderr.closed else self.process.stderr.read()
+
+
+@contextmanager
+def working(*arguments: Any, **options: Any) -> Iterator[Worker]:
+    worker = Worker(*arguments, **options)
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.close()
+
+
+# Processes
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def processes_at(root: Path) -> list[int]:
+    """Processes whose command line names the root: its containers, wherever they came from."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                if str(root).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def await_none_at(root: Path, seconds: float = END_S_MAX) -> float:
+    """Returns after how many seconds no process of the pond was left; kills those that are, and fails."""
+    started = time.monotonic()
+    while left := processes_at(root):
+        if time.monotonic() - started > seconds:
+            for pid in left:
+                kill(pid)
+            pytest.fail(f"processes {left} were still there after {seconds} s")
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A root for a pond. After the test no process of it is left."""
+    yield tmp_path / "pond"
+    await_none_at(tmp_path)
+
+
+def handles_to(root: Path) -> list[str]:
+    links = []
+    for handle in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            links.append(os.readlink(handle))
+    return [link for link in links if link.startswith(str(root))]
+
+
+# (a) A container is killed
+
+
+@pytest.mark.parametrize("containers", [1, 2])
+def test_operators_go_on_by_themselves_when_a_container_is_killed(root: Path, containers: int) -> None:
+    epochs, generator = 14, random.Random(containers)
+    oracle = oracle_of(1, 0)
+    with mp.open(root, containers=containers, threads=1, slices=8) as pond:
+        state, op = stream_of(pond)
+        for epoch in range(epochs):
+            if epoch in (4, 9):
+                # In the middle of a commit, not between two.
+                victim = generator.choice(pond.containers()).pid
+                threading.Timer(generator.uniform(0, 0.02), kill, (victim,)).start()
+            committed = op(table_of(1, epoch), epoch)
+            expected = oracle.update("feed", epoch, rows_of(1, epoch), delay=DELAY)
+            assert (committed.rows, committed.late) == (expected.rows_applied, expected.late)
+            assert not committed.replayed
+        kill(generator.choice(pond.containers()).pid)
+        assert held_by(pond) == held_by_oracle(oracle)
+        assert state.snapshot().num_rows == len(oracle.snapshot())
+        assert pond.metrics()["coordinator"]["container_restarts"] >= 2
+
+
+def test_readers_go_on_while_containers_are_killed(root: Path) -> None:
+    with mp.open(root, containers=2, threads=1, slices=8) as pond:
+        _, op = stream_of(pond)
+        for epoch in range(10):
+            op(table_of(2, epoch), epoch)
+        expected = held_by_oracle(oracle_of(2, 10))
+        answers, failures = [], []
+
+        def read() -> None:
+            while len(answers) + len(failures) < 1000 and not ended.is_set():
+                try:
+                    answers.append(held_by(pond)["history"] == expected["history"])
+                except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
+                    failures.append(error)
+
+        ended = threading.Event()
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(2):
+            time.sleep(0.3)
+            kill(random.Random(5).choice(pond.containers()).pid)
+            before = len(answers)
+            deadline = time.monotonic() + 30
+            while len(answers) < before + 2 and not failures and time.monotonic() < deadline:
+                time.sleep(0.02)
+        ended.set()
+        reader.join(60)
+        assert not failures
+        assert len(answers) > 4
+        assert all(answers)
+
+
+# (b), (c) The opener is killed, alone or with all its containers
+
+
+@pytest.mark.parametrize("victims", ["opener", "all"])
+def test_every_acknowledged_epoch_survives(root: Path, victims: str) -> None:
+    with working(root, 2, 3, 0) as worker:
+        worker.wait_until_open()
+        worker.wait_for_epochs(10)
+        pids = [worker.process.pid, *worker.pids] if victims == "all" else [worker.process.pid]
+        random.Random(11).shuffle(pids)
+        for pid in pids:
+            kill(pid)
+        assert worker.close() == -signal.SIGKILL
+        assert await_none_at(root) < END_S_MAX, "containers end with their parent"
+        known = worker.acknowledged[-1] + 1
+    assert worker.acknowledged == list(range(known))
+
+    with mp.open(root, containers=3, threads=1) as pond:
+        found = held_by(pond)
+        # One epoch more may have been decided that nobody heard of.
+        assert found in [held_by_oracle(oracle_of(3, known)), held_by_oracle(oracle_of(3, known + 1))]
+        _, op = stream_of(pond)
+        for epoch in range(known):
+            assert op(table_of(3, epoch), epoch).replayed
+        assert held_by(pond) == found
+        for epoch in range(known, known + 5):
+            op(table_of(3, epoch), epoch)
+        assert held_by(pond) == held_by_oracle(oracle_of(3, known + 5))
+
+
+def test_an_opener_that_is_killed_while_it_opens_leaves_nothing_behind(root: Path) -> None:
+    for pause in (0.5, 1.0):
+        with working(root, 2, 4, 0, 0) as worker:
+            time.sleep(pause)
+            worker.kill()
+            worker.close()
+        await_none_at(root)
+    with working(root, 1, 4, 0, 3) as worker:
+        worker.wait_for(lambda: worker.done, "its epochs")
+        assert worker.close() == 0
+    assert worker.acknowledged == [0, 1, 2]
+
+
+# (d) Any of these, again and again
+
+
+@pytest.mark.timeout(SOAK_S + 120)
+def test_killed_at_random_for_a_while_nothing_is_lost_or_doubled(root: Path) -> None:
+    seed = int(os.environ.get("MILLPOND_SOAK_SEED", "20260101"))
+    generator = random.Random(seed)
+    deadline = time.monotonic() + SOAK_S
+    oracle = oracle_of(seed, 0)
+    known = 0
+    kills = dict.fromkeys(["container", "opener", "all"], 0)
+    while time.monotonic() < deadline or not all(kills.values()):
+        # From the last acknowledged epoch on, as Spark's checkpoint does it.
+        first = max(known - 1, 0)
+        with working(root, generator.randint(1, 3), seed, first) as worker:
+            found = worker.wait_until_open()
+            if found != held_by_oracle(oracle):
+                one_more = oracle.copy()
+                one_more.update("feed", known, rows_of(seed, known), delay=DELAY)
+                assert found == held_by_oracle(one_more), f"after {known} epochs, seed {seed}, kills {kills}"
+            for _ in range(generator.randint(0, 2)):
+                worker.wait_for_epochs(generator.randint(1, 8))
+                time.sleep(generator.uniform(0, 0.02))
+                kill(generator.choice(worker.pids))
+                kills["container"] += 1
+            worker.wait_for_epochs(generator.randint(1, 8))
+            time.sleep(generator.uniform(0, 0.02))
+            how = generator.choice(["opener", "all"])
+            kills[how] += 1
+            pids = [worker.process.pid, *(worker.pids if how == "all" else [])]
+            generator.shuffle(pids)
+            for pid in pids:
+                kill(pid)
+            assert worker.close() == -signal.SIGKILL, worker.errors()
+        # An epoch that an earlier worker had decided and nobody heard of is now a replay.
+        acknowledged = sorted({*worker.acknowledged, *worker.replayed})
+        assert acknowledged == list(range(first, acknowledged[-1] + 1))
+        for epoch in range(known, acknowledged[-1] + 1):
+            oracle.update("feed", epoch, rows_of(seed, epoch), delay=DELAY)
+        known = acknowledged[-1] + 1
+    with working(root, 2, seed, known - 1, known + 3) as worker:
+        worker.wait_for(lambda: worker.done, "its last epochs")
+        assert worker.close() == 0
+    for epoch in range(known, known + 3):
+        oracle.update("feed", epoch, rows_of(seed, epoch), delay=DELAY)
+    with mp.open(root, containers=1) as pond:
+        assert held_by(pond) == held_by_oracle(oracle)
+    assert all(kills.values()), f"every kind of kill should have come: {kills}"
+    assert known > 20
+
+
+# (e) Named crash points in real processes
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "log.dirsync.after:4",
+        "apply.before:4",
+        "apply.after:4",
+    ],
+)
+def test_a_container_that_dies_at_a_crash_point(
+    root: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLPOND_CRASH", point)
+    with mp.open(root, containers=2, threads=1, slices=8) as pond:
+        _, op = stream_of(pond)
+        for epoch in range(8):
+            assert not op(table_of(6, epoch), epoch).replayed
+        assert pond.metrics()["coordinator"]["container_restarts"] == 2, "each container dies there, once"
+        assert held_by(pond) == held_by_oracle(oracle_of(6, 8))
+
+
+@pytest.mark.parametrize(
+    "point", ["snapshot.rename.before:2", "manifest.rename.after:2", "truncate.before:1"]
+)
+def test_a_container_that_dies_in_a_checkpoint(
+    root: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLPOND_CRASH", point)
+    with mp.open(root, containers=1, threads=1, slices=8) as pond:
+        _, op = stream_of(pond)
+        for epoch in range(4):
+            op(table_of(7, epoch), epoch)
+        with suppress(Unavailable):
+            pond.checkpoint()
+        for epoch in range(4, 8):
+            assert not op(table_of(7, epoch), epoch).replayed
+        pond.checkpoint()
+        assert pond.metrics()["coordinator"]["container_restarts"] == 1, "the planned crash did not happen"
+        assert held_by(pond) == held_by_oracle(oracle_of(7, 8))
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["journal.rename.before:9", "journal.dirsync.after:9", "publish.before:4"],
+)
+def test_an_opener_that_dies_at_a_crash_point(root: Path, point: str) -> None:
+    with working(root, 1, 8, 0, 20, MILLPOND_CRASH=point) as worker:
+        worker.process.wait(60)
+        assert worker.close() == -signal.SIGKILL
+        assert f"killed at crash point {point.split(':', maxsplit=1)[0]}" in worker.errors()
+    known = len(worker.acknowledged)
+    assert 0 < known < 20
+    with working(root, 2, 8, known, known + 2) as after:
+        found = after.wait_until_open()
+        decided = point.split(":", maxsplit=1)[0] in ("journal.dirsync.after", "publish.before")
+        assert found == held_by_oracle(oracle_of(8, known + decided))
+        after.wait_for(lambda: after.done, "its epochs")
+        assert after.close() == 0
+    assert after.replayed == ([known] if decided else [])
+
+
+# (f) Another process joins
+
+JOINS = """
+import json, sys
+import pyarrow as pa
+import millpond as mp
+address, token_file = sys.argv[1:]
+with mp.connect(address, open(token_file).read()) as pond:
+    state = pond.state("shared", key="long", value="long")
+    op = state.update(key="k", at="t", value="v", name="guest")
+    op(pa.table({"k": [1], "t": [10], "v": [100]}), 0)
+    state.finish("guest")
+    print("joined", flush=True)
+    sys.stdin.readline()
+    fetch = state.fetch(key="k", at="t", into="a")
+    asked = pa.table({"k": [1, 2], "t": [15, 15]})
+    print(json.dumps([sorted(pond.states()), fetch.now(asked)["a"].to_pylist()]), flush=True)
+    sys.stdin.readline()
+    calls = [state.progress, state.snapshot, pond.containers, lambda: fetch.now(asked), lambda: op(asked, 1)]
+    errors = []
+    for call in calls:
+        try:
+            call()
+            errors.append("no error")
+        except mp.MillpondError as error:
+            errors.append([type(error).__name__, isinstance(error, ConnectionError), bool(error.hint)])
+    print(json.dumps(errors), flush=True)
+"""
+
+
+def test_another_process_joins_and_outlives_the_pond(root: Path) -> None:
+    with mp.open(root, containers=2, threads=1) as pond, ExitStack() as stack:
+        state = pond.state("shared", key="long", value="long")
+        op = state.update(key="k", at="t", value="v", name="host")
+        guest = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", JOINS, pond.address, str(root / "token")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        assert guest.stdout is not None
+        assert guest.stdin is not None
+        assert guest.stdout.readline() == "joined\n"
+        op(pa.table({"k": [1, 2], "t": [5, 12], "v": [1, 2]}), 0)
+        state.finish("host")
+        guest.stdin.write("go\n")
+        guest.stdin.flush()
+        assert json.loads(guest.stdout.readline()) == [["shared"], [100, 2]]
+        assert state.progress().updaters == {"guest": np.inf, "host": np.inf}
+        assert sorted(map(str, state.snapshot().to_pylist())) == sorted(
+            map(str, [{"key": 1, "time": 10, "value": 100}, {"key": 2, "time": 12, "value": 2}])
+        )
+        pond.close()
+        started = time.monotonic()
+        guest.stdin.write("go\n")
+        guest.stdin.flush()
+        errors = json.loads(guest.stdout.readline())
+        assert errors == [["Unavailable", True, True]] * 5
+        assert time.monotonic() - started < 20
+        assert guest.wait(30) == 0
+
+
+# (g) Closing
+
+
+def test_close_leaves_nothing_behind(root: Path) -> None:
+    with mp.open(root, containers=1):
+        pass  # whatever a process starts once and keeps (Arrow's pools, numba) is there from here on
+    threads, files = set(threading.enumerate()), set(handles_to(root))
+    for _ in range(2):
+        pond = mp.open(root, containers=2, threads=1)
+        addresses = [pond.address, *(container.address for container in pond.containers())]
+        pids = [container.pid for container in pond.containers()]
+        _, op = stream_of(pond)
+        op(table_of(9, 0), 0)
+        held_by(pond)
+        assert handles_to(root), "the lock is held"
+        pond.close()
+        assert set(threading.enumerate()) == threads
+        assert set(handles_to(root)) == files == set()
+        assert processes_at(root) == []
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        for address in addresses:
+            with pytest.raises(Unavailable):
+                mp.connect(address, (root / "token").read_text())
+        pond.close()
+
+
+def test_opening_twice_in_one_process(root: Path) -> None:
+    with mp.open(root) as pond:
+        with pytest.raises(PondInUse) as caught:
+            mp.open(root)
+        assert caught.value.root == str(root)
+        assert caught.value.hint
+        _, op = stream_of(pond)
+        op(table_of(9, 0), 0)
+        assert held_by(pond) == held_by_oracle(oracle_of(9, 1))
+    with mp.open(root) as pond:
+        assert held_by(pond) == held_by_oracle(oracle_of(9, 1))
+
+
+def test_an_opening_that_fails_leaves_nothing_behind(root: Path) -> None:
+    with mp.open(root, containers=1, threads=1, slices=8) as pond:
+        _, op = stream_of(pond)
+        for epoch in range(3):
+            op(table_of(9, epoch), epoch)
+    record = max((root / "containers").rglob("0*.arrow"))
+    content = record.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(flipped) // 2] ^= 1
+    record.write_bytes(flipped)
+    threads = set(threading.enumerate())
+
+    with pytest.raises(CorruptFile) as caught:
+        mp.open(root, containers=2, threads=1)
+
+    assert record.name in str(caught.value), "the file is named"
+    assert processes_at(root) == []
+    assert handles_to(root) == []
+    assert set(threading.enumerate()) == threads
+    record.write_bytes(content)
+    with mp.open(root, containers=2, threads=1) as pond:
+        assert held_by(pond) == held_by_oracle(oracle_of(9, 3))
+
+
+# (h) A pond on its own
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_serve_runs_until_it_is_told_to_end(root: Path, ending: signal.Signals) -> None:
+    command = [sys.executable, "-c", "from millpond.cli import main; main()", "serve", "--root", str(root)]
+    with subprocess.Popen(
+        [*command, "--containers", "2", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            first = server.stdout.readline()
+            address = first.split(" at ")[1].split(",")[0]
+            token = (root / "token").read_text()
+            with mp.connect(address, token) as pond:
+                _, op = stream_of(pond)
+                for epoch in range(3):
+                    op(table_of(10, epoch), epoch)
+                assert held_by(pond) == held_by_oracle(oracle_of(10, 3))
+            server.send_signal(ending)
+            rest = server.stdout.read()
+            assert server.wait(30) == 0, rest
+            assert token.strip() not in first + rest
+            assert "Traceback" not in rest
+        finally:
+            server.kill()
+    assert processes_at(root) == []
+    with mp.open(root, containers=1) as pond:
+        assert held_by(pond) == held_by_oracle(oracle_of(10, 3))
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], *(int(argument) for argument in sys.argv[2:]))
