@@ -303,14 +303,26 @@ def picture_of_model(model: Model) -> dict[str, Any]:
     return {name: _state_of_model(name, model) for name in model.states}
 
 
+def brief_of_model(name: str, model: Model) -> dict[str, Any]:
+    """What needs no question: progress, and the versions held."""
+    oracle = model.states[name]
+    return {
+        "progress": (oracle.update_progress, oracle.fetch_progress),
+        "updaters": {name: updater.progress for name, updater in oracle.updaters.items()},
+        "fetchers": dict(oracle.fetchers),
+        "late": {updater: model.late[name, updater] for updater in oracle.updaters},
+        "held": {
+            key: _without_compactable(versions, oracle.fetch_progress)
+            for key, versions in oracle.versions.items()
+        },
+    }
+
+
 def _state_of_model(name: str, model: Model) -> dict[str, Any]:
     oracle, kind = model.states[name], KINDS[name]
     low, high = oracle.fetch_progress, oracle.update_progress
     return {
-        "progress": (high, low),
-        "updaters": {name: updater.progress for name, updater in oracle.updaters.items()},
-        "fetchers": dict(oracle.fetchers),
-        "late": {updater: model.late[name, updater] for updater in oracle.updaters},
+        **brief_of_model(name, model),
         "snapshots": {
             at: answer_or_error(lambda at=at: oracle.snapshot(at)) for at in (None, *kind.times[::4])
         },
@@ -319,16 +331,25 @@ def _state_of_model(name: str, model: Model) -> dict[str, Any]:
             rule: [oracle.fetch_range(key, lo, hi, rule) for key, lo, hi in _ranges(kind, low, high)]
             for rule in kind.rules
         },
-        "held": {
-            key: kept
-            for key, versions in oracle.versions.items()
-            if (kept := _without_compactable(versions, low))
-        },
     }
 
 
 def picture_of_pond(pond: LocalPond) -> dict[str, Any]:
     return {name: _state_of_pond(name, pond) for name in pond.states()}
+
+
+def brief_of_pond(name: str, pond: LocalPond) -> dict[str, Any]:
+    progress = pond.state(name).progress()
+    return {
+        "progress": (progress.update, progress.fetch),
+        "updaters": progress.updaters,
+        "fetchers": progress.fetchers,
+        "late": progress.late,
+        "held": {
+            key: _without_compactable(versions, progress.fetch)
+            for key, versions in held_versions(pond, name).items()
+        },
+    }
 
 
 def _state_of_pond(name: str, pond: LocalPond) -> dict[str, Any]:
@@ -362,18 +383,10 @@ def _state_of_pond(name: str, pond: LocalPond) -> dict[str, Any]:
         return answers
 
     return {
-        "progress": (progress.update, progress.fetch),
-        "updaters": progress.updaters,
-        "fetchers": progress.fetchers,
-        "late": progress.late,
+        **brief_of_pond(name, pond),
         "snapshots": {at: answer_or_error(lambda at=at: snapshot(at)) for at in (None, *kind.times[::4])},
         "as of": as_of["answer"].to_pylist(),
         **{rule: ranged(rule) for rule in kind.rules},
-        "held": {
-            key: kept
-            for key, versions in held_versions(pond, name).items()
-            if (kept := _without_compactable(versions, progress.fetch))
-        },
     }
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.client.routing import Portion, inverse, route, split
+from millpond.client.routing import Portion, arrange, gather, route, split
 from millpond.errors import BadOption, Moved, Unavailable
 from millpond.stores.keys import Keys
-from millpond.stores.rows import digest_rows
+from millpond.stores.rows import digest_rows, spread
 from millpond.times import Progress
 from millpond.wire.connection import Connection, Dialer
 from millpond.wire.messages import Fetch, Locate, Message, Placement, ReadSlices, Receipt, Stage, Staged
@@ -76,9 +76,9 @@ class Client:
                 part = keys.part(start, stop)
                 routed = route(part, placement.slices)
                 columns = [
-                    part.take(routed.order).to_arrow(),
-                    pa.array(times[start:stop][routed.order]),
-                    *(column.slice(start, stop - start).take(pa.array(routed.order)) for column in values),
+                    part.spread(routed.places).to_arrow(),
+                    pa.array(spread(times[start:stop], routed.places)),
+                    *arrange([column.slice(start, stop - start) for column in values], routed.places),
                 ]
                 for portion in split(routed, schema, columns, placement):
                     batches[portion.container].append(portion.rows)
@@ -143,9 +143,9 @@ class Client:
     ) -> list[pa.Array]:
         placement = self.placement()
         routed = route(keys, placement.slices)
-        columns = [keys.take(routed.order).to_arrow(), pa.array(highs[routed.order])]
+        columns = [keys.spread(routed.places).to_arrow(), pa.array(spread(highs, routed.places))]
         if lows is not None:
-            columns.append(pa.array(lows[routed.order]))
+            columns.append(pa.array(spread(lows, routed.places)))
         portions = split(routed, asked, columns, placement)
 
         def ask(portion: Portion) -> pa.RecordBatch:
@@ -153,15 +153,7 @@ class Client:
             assert batch is not None
             return batch
 
-        answers = self._map(ask, portions)
-        order = routed.order
-        if len(answers) == 1:
-            whole = answers[0]
-        else:
-            whole = pa.concat_batches(answers)
-            order = routed.order[np.concatenate([portion.positions for portion in portions])]
-        back = pa.array(inverse(order))
-        return [column.take(back) for column in whole.columns]
+        return gather(portions, self._map(ask, portions), routed.places)
 
     def read(self, state: str, at: Progress) -> pa.Table:
         """One row per key, from all containers."""

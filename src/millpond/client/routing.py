@@ -10,16 +10,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.kernels.hashing import slices_of
-from millpond.kernels.partition import partition
+from millpond.kernels.partition import inverse, place
 from millpond.stores.keys import Keys
+from millpond.stores.rows import restore
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.messages import Placement
 
 
 class Route(NamedTuple):
-    """Rows in slice order: `order[i]` is the row that comes i-th, slice s is `starts[s]:starts[s+1]`."""
+    """Rows in slice order: row i goes to `places[i]`, slice s is `starts[s]:starts[s+1]`."""
 
-    order: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
 
 
@@ -32,8 +33,13 @@ class Portion(NamedTuple):
 
 
 def route(keys: Keys, slices: int) -> Route:
-    order, starts = partition(slices_of(keys.hashes, slices), slices)
-    return Route(order, starts)
+    return Route(*place(slices_of(keys.hashes, slices), slices))
+
+
+def arrange(columns: Sequence[pa.Array], places: npt.NDArray[np.int64]) -> list[pa.Array]:
+    """The columns in slice order."""
+    order = pa.array(inverse(places)) if columns else None
+    return [column.take(order) for column in columns]
 
 
 def split(
@@ -62,7 +68,11 @@ def _runs(mine: npt.NDArray[np.bool_], starts: npt.NDArray[np.int64]) -> list[tu
     return [(start, stop) for start, stop in runs if stop > start]
 
 
-def inverse(order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return back
+def gather(
+    portions: Sequence[Portion], answers: Sequence[pa.RecordBatch], places: npt.NDArray[np.int64]
+) -> list[pa.Array]:
+    """The answers of all portions, column by column, in the order that the rows had before they were routed."""
+    positions = np.concatenate([portion.positions for portion in portions])
+    if len(portions) > 1 and not np.array_equal(positions, np.arange(len(positions))):
+        places = inverse(positions)[places]
+    return [restore(parts, places) for parts in zip(*(answer.columns for answer in answers), strict=True)]

@@ -22,6 +22,7 @@ import pyarrow as pa
 from millpond.container.service import ContainerService
 from millpond.errors import MillpondError
 from millpond.files import OsFiles
+from millpond.kernels import warm_up
 from millpond.wire.flight import FlightService
 
 # Below so few rows, handing work to another thread costs more than it saves.
@@ -80,6 +81,8 @@ def main(root: str, container: int, threads: int) -> None:
     except (MillpondError, OSError) as error:
         _say({"error": type(error).__name__, "message": str(error)})
         return
+    # Kernels are loaded, or compiled the very first time, while the coordinator gets ready to assign slices.
+    threading.Thread(target=warm_up, name="millpond-warm-up", daemon=True).start()
     threading.Thread(target=_maintain, args=(service,), name="millpond-upkeep", daemon=True).start()
     _say({"address": server.address})
     server.serve()

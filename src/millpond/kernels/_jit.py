@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -13,6 +16,39 @@ from numba.core import config
 F = TypeVar("F", bound=Callable[..., Any])
 
 JIT_ENABLED = not getattr(config, "DISABLE_JIT", 0)
+
+
+def _cache_directory() -> str:
+    """Where compiled kernels are kept: a directory for this very source.
+
+    Numba itself looks only at the file of the outermost kernel, so that a changed part of it, in another
+    file, would go unnoticed.
+    """
+    here = Path(__file__).parent
+    source = hashlib.sha256(numba.__version__.encode())
+    for file in sorted(here.glob("*.py")):
+        source.update(file.read_bytes())
+    own = here / "__pycache__"
+    if os.access(own if own.exists() else here, os.W_OK):
+        base = own
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millpond"
+    return str(base / f"kernels-{source.hexdigest()[:16]}")
+
+
+CACHE_DIRECTORY = _cache_directory()
+
+
+def _compiled(function: F, forceinline: bool = False) -> F:
+    """Numba reads the cache directory when it decorates; the setting of the rest of the process stays as it is."""
+    settings: Any = config
+    before = settings.CACHE_DIR
+    settings.CACHE_DIR = CACHE_DIRECTORY
+    try:
+        decorate = numba.njit(nogil=True, cache=True, boundscheck=False, forceinline=forceinline)
+        return cast(F, decorate(function))
+    finally:
+        settings.CACHE_DIR = before
 
 
 def jit(function: F) -> F:
@@ -30,11 +66,11 @@ def jit(function: F) -> F:
                 return function(*args)
 
         return cast(F, interpreted)
-    return cast(F, numba.njit(nogil=True, cache=True, boundscheck=False)(function))
+    return _compiled(function)
 
 
 def inlined(function: F) -> F:
     """A part of other kernels, compiled into each. Passing arrays along costs more than most of these do."""
     if not JIT_ENABLED:
         return jit(function)
-    return cast(F, numba.njit(nogil=True, cache=True, boundscheck=False, forceinline=True)(function))
+    return _compiled(function, forceinline=True)
