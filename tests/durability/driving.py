@@ -23,6 +23,7 @@ from millpond.files import Files
 from millpond.ops.update import Update as UpdateOperator
 from millpond.testing import Oracle
 from millpond.testing.local import LocalPond
+from millpond.wire.messages import Assigned
 
 ROOT = "/pond"
 SLICES = 5
@@ -466,9 +467,13 @@ class MortalContainer(ContainerService):
 
     running: ClassVar[list[MortalContainer]] = []
     dead = False
+    recovered: Assigned
 
     def call(self, message: Any) -> Any:
-        return self._alive(lambda: super(MortalContainer, self).call(message))
+        answer = self._alive(lambda: super(MortalContainer, self).call(message))
+        if isinstance(answer, Assigned):
+            self.recovered = answer
+        return answer
 
     def exchange(self, message: Any, batches: Any) -> Any:
         return self._alive(lambda: super(MortalContainer, self).exchange(message, batches))
@@ -492,6 +497,12 @@ class MortalContainer(ContainerService):
             finally:
                 self.running.pop()
         raise Unavailable("the connection broke", address="local")
+
+
+def containers_of(world: World) -> list[MortalContainer]:
+    return [
+        service for service in world.pond.hosting.services.values() if isinstance(service, MortalContainer)
+    ]
 
 
 def die(_point: str) -> None:

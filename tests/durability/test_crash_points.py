@@ -12,7 +12,7 @@ import pytest
 from driving import Checkpoint, Finish, Model, Report, Start, Step, Update, Upkeep, World, history, models_of
 
 from millpond.crashpoints import POINTS, SimulatedCrash, armed, counted
-from millpond.errors import Unavailable
+from millpond.errors import Unavailable, WriteFailed
 from millpond.testing import LossyFiles
 
 _T = TypeVar("_T")
@@ -189,6 +189,69 @@ def test_a_crash_at_any_point_loses_nothing_and_repeats_nothing(point: str, cont
 @pytest.mark.parametrize("containers", sorted(THEN))
 def test_the_history_comes_to_every_point(containers: int) -> None:
     assert [point for point, count in hits(containers).items() if count < 3] == []
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+def test_nothing_is_final_before_it_is_visible(containers: int) -> None:
+    """While an epoch is decided and not yet applied everywhere, readers see the pond as it was before it."""
+    world = World(LossyFiles())
+    looked = 0
+    for done, step in enumerate(steps_of(containers)):
+        if not isinstance(step, Update):
+            step.on_pond(world)
+            continue
+
+        def look(point: str, done: int = done) -> None:
+            nonlocal looked
+            looked += 1
+            found = driving.differences(
+                visible(picture(containers, done)), visible(driving.picture_of_pond(world.pond))
+            )
+            assert not found, "\n".join([f"at {point} in {steps_of(containers)[done]}", *found])
+
+        with ExitStack() as stack:
+            for point in ("apply.before", "apply.after", "publish.before"):
+                for hit in range(1, len(world.pond.hosting.services) + 1):
+                    stack.enter_context(armed(point, hit, action=look))
+            step.on_pond(world)
+    assert looked > 60
+
+
+def visible(seen: dict[str, Any]) -> dict[str, Any]:
+    return {
+        state: {part: answer for part, answer in parts.items() if part not in ("held", "late")}
+        for state, parts in seen.items()
+    }
+
+
+def test_what_a_snapshot_holds_is_not_applied_again() -> None:
+    """A record that was prepared and never decided keeps the log from being truncated beyond it."""
+    world, model = World(LossyFiles()), Model()
+
+    def full_disk(_point: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    for step in steps_of(1)[:7]:
+        step.on_pond(world)
+        step.on_model(model)
+    with armed("journal.append.before", action=full_disk) as plan, pytest.raises(WriteFailed):
+        steps_of(1)[7].on_pond(world)
+    assert plan.fired
+    driving.check_same(driving.picture_of_model(model), world.pond, "an epoch that failed")
+    for step in steps_of(1)[8:12]:
+        step.on_pond(world)
+        step.on_model(model)
+    (service,) = world.pond.hosting.services.values()
+    assert service._manifest is not None
+    assert service._manifest.covered == 0
+    with driving.mortal_containers():
+        world = World(after(world.files, "all", 0))  # type: ignore[arg-type]
+        world.start(1)
+    (summary,) = [container.recovered for container in driving.containers_of(world)]
+    assert summary.snapshots_loaded > 0
+    assert summary.rows_replayed == 0
+    assert summary.records_discarded == 1
+    driving.check_same(driving.picture_of_model(model), world.pond)
 
 
 # Crashes where no point has a name, and crashes upon crashes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -37,11 +38,12 @@ from millpond.wire.messages import BeginEpoch, CommitEpoch
 SOAK = int(os.environ.get("MILLPOND_SOAK", "0"))
 
 states = st.sampled_from(sorted(KINDS))
-updaters = st.sampled_from(["one", "two", "three"])
+updaters = st.sampled_from(["one", "one", "one", "two", "two", "three"])
 fetchers = st.sampled_from(["views", "bills"])
 # A key and a value by their places, and a time relative to the updater's watermark.
 rows = st.lists(st.tuples(st.integers(0, 6), st.integers(-4, 8), st.integers(0, 9)), max_size=7)
-times = st.integers(-2, 60)
+# A time near one of the two progresses, where the answers change.
+times = st.tuples(st.sampled_from(["F", "U", "U"]), st.integers(-6, 3))
 delays = st.integers(0, 3)
 losses = st.sampled_from(["nothing", "all", "content", "names", "some"])
 counts = st.sampled_from([1, 2, 3, 5])
@@ -51,12 +53,18 @@ IN_A_CONTAINER = [
 ]
 
 
+seen: Counter[str] = Counter()
+"""Which refusals and faults came about. A test that never met one has not tested it."""
+
+
 def outcome(call: Callable[[], Any]) -> Any:
     """What the call gives, or the type of the error."""
     try:
         return call()
     except MillpondError as error:
-        return type(error).__name__
+        name = type(error).__name__
+        seen[name] += 1
+        return name
 
 
 class Side(RuleBasedStateMachine):
@@ -122,8 +130,15 @@ class Side(RuleBasedStateMachine):
 
     def commit(self, *arguments: Any) -> None:
         found = outcome(lambda: self.on_pond(*arguments))
+        seen["replay"] += found is True
         expected = outcome(lambda: self.on_oracle(*arguments))
         assert found == expected, f"{arguments}: expected {expected}, found {found}"
+
+    def moment(self, state: str, drawn: tuple[str, int]) -> int:
+        anchor, offset = drawn
+        oracle = self.oracle(state)
+        base = oracle.fetch_progress if anchor == "F" else oracle.update_progress
+        return (int(base) if not math.isinf(base) else 9) + offset
 
     # Updates
 
@@ -250,8 +265,9 @@ class Side(RuleBasedStateMachine):
     def update_while_a_container_dies(
         self, state: str, updater: str, drawn: list[Any], point: str, hit: int
     ) -> None:
-        with armed(point, hit, action=driving.die):
+        with armed(point, hit, action=driving.die) as plan:
             self.update(state, updater, drawn, 2, "drop")
+        seen["container died"] += plan.fired
 
     @rule(lose=losses, containers=counts)
     def crash(self, lose: str, containers: int) -> None:
@@ -281,7 +297,9 @@ class Side(RuleBasedStateMachine):
             else:
                 return
         self.crash(lose, containers)
+        seen["crash in an update"] += 1
         if driving.differences(self.brief_model(), self.brief_pond()):
+            seen["update there after a crash"] += 1
             epoch = self.next_epoch(state, updater)
             self.on_oracle(state, updater, epoch, self.actual_rows(state, updater, drawn), 1)
 
@@ -298,21 +316,24 @@ class Side(RuleBasedStateMachine):
                 self.world.pond.checkpoint()
             except SimulatedCrash:
                 self.crash(lose, containers)
+                seen["crash in a checkpoint"] += 1
 
     # Reads
 
     @rule(state=states, key=st.integers(0, 6), at=times)
-    def fetch_latest(self, state: str, key: int, at: int) -> None:
+    def fetch_latest(self, state: str, key: int, at: Any) -> None:
+        at = self.moment(state, at)
         asked = KINDS[state].keys[key]
         fetch = self.world.pond.state(state).fetch(key="k", at="t", into="answer")
         table = table_of(state, [(asked, at, None)]).drop_columns(["v"])
         found = outcome(lambda: fetch.now(table)["answer"].to_pylist()[0])
         assert found == outcome(lambda: self.oracle(state).fetch_latest(asked, at)), (asked, at)
 
-    @rule(state=states, low=times, length=st.integers(-2, 12), data=st.data())
-    def fetch_range(self, state: str, low: int, length: int, data: st.DataObject) -> None:
+    @rule(state=states, low=times, length=st.integers(-1, 8), data=st.data())
+    def fetch_range(self, state: str, low: Any, length: int, data: st.DataObject) -> None:
         kind = KINDS[state]
         name = data.draw(st.sampled_from(kind.rules))
+        low = self.moment(state, low)
         high = low + length
         fetch = self.world.pond.state(state).fetch(
             key="k", between=("lo", "hi"), into="answer", rule=getattr(rules, name)()
@@ -325,7 +346,9 @@ class Side(RuleBasedStateMachine):
         assert found == outcome(lambda: [oracle.fetch_range(key, low, high, name) for key in kind.keys])
 
     @rule(state=states, at=st.one_of(st.none(), times))
-    def snapshot(self, state: str, at: int | None) -> None:
+    def snapshot(self, state: str, at: Any) -> None:
+        at = at and self.moment(state, at)
+
         def found() -> dict[Any, Any]:
             table = self.world.pond.state(state).snapshot(at).to_pylist()
             assert len({row["key"] for row in table}) == len(table)
@@ -356,6 +379,7 @@ class Three(Side):
 @pytest.mark.timeout(0 if SOAK else 120)
 @pytest.mark.parametrize("machine", [Side, Three], ids=["one container", "three containers"])
 def test_the_pond_answers_as_the_oracle_does(machine: type[RuleBasedStateMachine]) -> None:
+    seen.clear()
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -367,3 +391,18 @@ def test_the_pond_answers_as_the_oracle_does(machine: type[RuleBasedStateMachine
             print_blob=True,
         ),
     )
+    expected = {
+        "BelowFetchProgress",
+        "EpochChanged",
+        "EpochOutOfOrder",
+        "LateRows",
+        "RowsWaiting",
+        "UnknownUpdater",
+        "UpdaterFinished",
+        "container died",
+        "crash in a checkpoint",
+        "crash in an update",
+        "replay",
+        "update there after a crash",
+    }
+    assert {name for name, count in seen.items() if count} >= expected, seen

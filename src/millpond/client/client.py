@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from millpond.stores.rows import digest_rows, spread
 from millpond.times import Progress
 from millpond.wire.connection import Connection, Dialer
 from millpond.wire.messages import Fetch, Locate, Message, Placement, ReadSlices, Receipt, Stage, Staged
+
+if TYPE_CHECKING:
+    from millpond.client.link import Link
 
 RETRY_S_MAX = 120.0
 RETRY_PAUSE_S = 0.05
@@ -34,7 +37,10 @@ _T = TypeVar("_T")
 class Client:
     """Safe to share between threads. Retries what is safe to retry: nothing that is asked here takes effect twice."""
 
-    def __init__(self, coordinator: Connection, dial: Dialer, parallel: bool = True) -> None:
+    def __init__(
+        self, coordinator: Connection, dial: Dialer, parallel: bool = True, link: Link | None = None
+    ) -> None:
+        self.link = link
         self._coordinator = coordinator
         self._dial = dial
         self._lock = threading.Lock()

@@ -127,6 +127,8 @@ def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPla
     """How the rows of an epoch are to be treated, or why it cannot come now."""
     state = state_of(pond, message.state)
     updater = _updater_of(state, message.updater)
+    if isinstance(message, CommitEpoch):
+        _check_time_kind(state, message)
     epochs = updater.queries.get(message.query)
     replayed = False
     late_below = updater.watermark
@@ -183,15 +185,7 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
     updater = _updater_of(state, message.updater)
     if message.late_below != updater.watermark:
         raise StageLost("the updater's progress was reported while the epoch was staged: stage it again")
-    if message.time_kind and state.time_kind and message.time_kind != state.time_kind:
-        # Another updater's first rows came in between.
-        raise WrongType(
-            f"the times of state {message.state!r} are of kind {state.time_kind}, not {message.time_kind}",
-            hint=f"cast the time column to {state.time_kind}",
-            column="",
-            expected=state.time_kind,
-            actual=message.time_kind,
-        )
+    _check_time_kind(state, message)
     newest = max(
         (receipt.time_max for receipt in message.receipts if receipt.time_max is not None), default=None
     )
@@ -256,6 +250,18 @@ def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgres
         late={name: record.late for name, record in state.updaters.items()},
         time_kind=state.time_kind,
     )
+
+
+def _check_time_kind(state: StateRecord, message: CommitEpoch) -> None:
+    """Another updater's first rows may have come since the epoch began, and settled the kind."""
+    if message.time_kind and state.time_kind and message.time_kind != state.time_kind:
+        raise WrongType(
+            f"the times of state {message.state!r} are of kind {state.time_kind}, not {message.time_kind}",
+            hint=f"cast the time column to {state.time_kind}",
+            column="",
+            expected=state.time_kind,
+            actual=message.time_kind,
+        )
 
 
 def digest_of(message: CommitEpoch) -> int:

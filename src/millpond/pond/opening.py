@@ -11,6 +11,7 @@ import time
 from typing import IO, Any
 
 from millpond.client.client import Client
+from millpond.client.link import Link
 from millpond.coordinator.hosting import Embedded
 from millpond.coordinator.service import CoordinatorService
 from millpond.errors import BadOption, BadRoot, PondInUse
@@ -70,7 +71,7 @@ def connect(address: str, token: str) -> Pond:
         )
     connection = FlightConnection(address, token)
     connection.call(Locate())
-    return Pond(Client(connection, FlightDialer(token)), address)
+    return Pond(Client(connection, FlightDialer(token), link=Link(address, token)), address)
 
 
 class _EmbeddedPond:
@@ -115,7 +116,8 @@ class _EmbeddedPond:
         return self._server.address
 
     def client(self) -> Client:
-        return Client(LocalConnection(self._coordinator), FlightDialer(self._token))
+        link = Link(self.address, token_file=os.path.join(self._root, "token"))
+        return Client(LocalConnection(self._coordinator), FlightDialer(self._token), link=link)
 
     def close(self) -> None:
         atexit.unregister(self.close)

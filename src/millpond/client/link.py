@@ -1,0 +1,31 @@
+"""What a task needs to reach the pond from another process: plain data that Spark can ship."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millpond.client.client import Client
+from millpond.errors import Unauthorised
+from millpond.wire.flight import FlightConnection, FlightDialer
+
+
+class Link(NamedTuple):
+    """An address, and the token or the file that holds it. With a file, the token itself does not travel."""
+
+    address: str
+    token: str = ""
+    token_file: str = ""
+
+    def connect(self) -> Client:
+        token = self.token or self._read()
+        return Client(FlightConnection(self.address, token), FlightDialer(token), link=self)
+
+    def _read(self) -> str:
+        try:
+            with open(self.token_file) as file:
+                return file.read().strip()
+        except OSError as error:
+            raise Unauthorised(
+                f"the token file {self.token_file} cannot be read here: {error.strerror}",
+                hint="join the pond with mp.connect(address, token), whose token travels with the tasks",
+            ) from None

@@ -1,0 +1,120 @@
+"""The Spark side of operators: DataFrames in, DataFrames out. Rows are routed in the worker; nothing is shuffled."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import msgspec
+
+from millpond.client.client import Client
+from millpond.errors import BadOption, WrongColumn, WrongType
+from millpond.ops.intake import Intake
+from millpond.ops.tasks import StageReply, StageTask
+from millpond.times import Progress, TimeKind
+from millpond.wire.messages import EpochPlan, Receipt
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+    from millpond.client.link import Link
+
+
+def is_frame(rows: object) -> TypeGuard[DataFrame]:
+    """Whether these are Spark's rows; told by the module's name, so that Spark is not imported for Arrow tables."""
+    return type(rows).__module__.startswith("pyspark.sql") and type(rows).__name__ == "DataFrame"
+
+
+def query_of(frame: DataFrame) -> str | None:
+    """The id of the streaming query whose `foreachBatch` this is; None outside of one."""
+    query: str | None = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    return query
+
+
+def link_of(client: Client) -> Link:
+    if client.link is None:
+        raise BadOption(
+            "Spark's workers cannot reach a pond that lives inside this process",
+            hint="open it with mp.open, or join one with mp.connect",
+            option="pond",
+        )
+    return client.link
+
+
+class Staging:
+    """Stages a DataFrame's rows, one task a partition; the driver collects the receipts of those that count."""
+
+    def __init__(self, client: Client, intake: Intake, frame: DataFrame) -> None:
+        check_columns(frame, intake.columns)
+        self._link = link_of(client)
+        self._intake = intake
+        self._frame = frame.select(*(quoted(name) for name in intake.columns))
+        self.kind = kind_of(frame.schema, intake.at)
+
+    def __call__(self, plan: EpochPlan, epoch: int, query: str) -> list[Receipt]:
+        task = StageTask(self._link, self._intake, plan, epoch, query)
+        replies = self._frame.mapInArrow(task, StageTask.schema).collect()
+        return [msgspec.msgpack.decode(bytes(row[0]), type=StageReply).unwrap() for row in replies]
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def check_columns(frame: DataFrame, names: list[str]) -> None:
+    for name in names:
+        if frame.columns.count(name) != 1:
+            raise WrongColumn(
+                f"the DataFrame has {'no' if name not in frame.columns else 'more than one'} column {name!r}",
+                hint=f"it has: {', '.join(frame.columns)}",
+                column=name,
+                available=frame.columns[:50],
+            )
+
+
+def kind_of(schema: StructType, name: str) -> TimeKind:
+    """What kind of time a column holds."""
+    simple = schema[name].dataType.simpleString()
+    if simple in ("timestamp", "timestamp_ntz", "date"):
+        return "timestamp"
+    if simple in ("bigint", "int", "smallint", "tinyint"):
+        return "long"
+    raise WrongType(
+        f"the time column {name!r} is {simple}: a time is a timestamp, a date or an integer",
+        hint="cast the column to timestamp, or to long for logical time",
+        column=name,
+        expected="timestamp or long",
+        actual=simple,
+    )
+
+
+def micros(schema: StructType, name: str) -> Column:
+    """The column as an int64 time, computed by Spark itself."""
+    from pyspark.sql import functions as f
+
+    simple = schema[name].dataType.simpleString()
+    column = f.col(quoted(name))
+    if simple == "timestamp_ntz":
+        # Without a zone it counts as UTC, whatever the session's zone.
+        return f.unix_micros(f.to_utc_timestamp(column.cast("timestamp"), f.lit("UTC")))
+    if simple in ("timestamp", "date"):
+        return f.unix_micros(column.cast("timestamp"))
+    return column.cast("long")
+
+
+def below(time: Column, progress: Progress) -> Column:
+    """Whether a time is below a progress. A null is: whoever reads the row then reports it."""
+    from pyspark.sql import functions as f
+
+    if math.isinf(progress):
+        return f.lit(progress > 0)
+    return f.coalesce(time < f.lit(int(progress)).cast("long"), f.lit(True))
+
+
+def spark_schema(schema: Any) -> StructType:
+    """An Arrow schema in Spark's types."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    converted: StructType = from_arrow_schema(schema)
+    return converted

@@ -1,0 +1,102 @@
+"""What operators make of a user's rows. Plain data that tasks can carry: no connection, no state of its own."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.errors import BadOption, LateRows
+from millpond.ops.columns import Names, as_names, check_column_name, keys_of, times_of, values_of
+from millpond.schema import key_kind, parse_ddl
+from millpond.stores.keys import Keys
+from millpond.times import Progress, TimeKind, delay_for, format_time, parse_duration
+from millpond.wire.messages import EpochPlan, StateSpec, check_name
+
+
+class Rows(NamedTuple):
+    """Rows in the pond's terms; `late` of them were left out."""
+
+    keys: Keys
+    times: npt.NDArray[np.int64]
+    values: list[pa.Array]
+    kind: TimeKind
+    late: int
+
+
+class Intake:
+    """How one updater reads its rows."""
+
+    def __init__(
+        self,
+        spec: StateSpec,
+        key: Names,
+        at: str,
+        value: Names,
+        delay: str | int | timedelta,
+        late: str,
+        name: str,
+    ) -> None:
+        if late not in ("drop", "error"):
+            raise BadOption(
+                f"late={late!r} is not a choice", hint='late="drop" or late="error"', option="late"
+            )
+        parse_duration(delay)
+        self.name = check_name(name, "the updater")
+        self.state = spec.name
+        self.key_schema = parse_ddl(spec.key, "key")
+        self.value_schema = parse_ddl(spec.value, "value")
+        key_type = pa.int64() if key_kind(self.key_schema) == "i64" else pa.binary()
+        self.rows_schema = pa.schema([("_key", key_type), ("_time", pa.int64()), *self.value_schema])
+        self.key = as_names(key, self.key_schema, "key")
+        self.value = as_names(value, self.value_schema, "value")
+        self.at = check_column_name(at, "at")
+        self._delay = delay
+        self._late = late
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it reads, each once."""
+        return list(dict.fromkeys((*self.key, self.at, *self.value)))
+
+    def delay(self, kind: TimeKind) -> int:
+        return delay_for(kind, self._delay)
+
+    def rows(self, table: pa.Table, plan: EpochPlan) -> Rows:
+        """The table's rows in the pond's terms, without the late ones."""
+        times, kind = times_of(table, self.at, plan.time_kind)
+        self.delay(kind)
+        keys = keys_of(table, self.key, self.key_schema)
+        values = values_of(table, self.value, self.value_schema)
+        late = late_rows(times, plan.late_below)
+        if len(late) == 0:
+            return Rows(keys, times, values, kind, 0)
+        if self._late == "error" and not plan.replayed:
+            raise LateRows(
+                f"{len(late):,} of {len(times):,} rows are below the watermark"
+                f" {format_time(plan.late_below, kind)} of updater {self.name!r}; nothing was changed",
+                hint='give the updater a longer delay, or late="drop" to count and drop such rows',
+                rows=len(late),
+                watermark=plan.late_below,
+            )
+        timely = np.delete(np.arange(len(times)), late)
+        return Rows(
+            keys.take(timely),
+            times[timely],
+            [column.take(pa.array(timely)) for column in values],
+            kind,
+            len(late),
+        )
+
+
+def late_rows(times: npt.NDArray[np.int64], late_below: Progress) -> npt.NDArray[np.int64]:
+    """Positions of the rows whose time is below the watermark."""
+    if late_below == -math.inf:
+        return np.empty(0, dtype=np.int64)
+    if late_below == math.inf:
+        return np.arange(len(times))
+    return np.flatnonzero(times < late_below)

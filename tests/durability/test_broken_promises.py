@@ -1,0 +1,216 @@
+"""Canaries: with a promise deliberately broken, the checks of this directory must fail. They have teeth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import driving
+import pytest
+import test_corruption
+import test_crash_points
+import test_state_machine
+from driving import World
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace
+
+import millpond.container.recovery
+import millpond.files_arrow
+import millpond.ops.update
+from millpond.container.core import Core
+from millpond.container.held import HeldSlice
+from millpond.coordinator import decisions
+from millpond.errors import CorruptFile, MillpondError
+from millpond.testing import LossyFiles
+
+
+@pytest.fixture(autouse=True)
+def sound_memory() -> None:
+    """What the checks remember of unbroken runs is found out before anything is broken, and never after."""
+    for containers in test_crash_points.THEN:
+        test_crash_points.hits(containers)
+        test_crash_points.container_hits(containers)
+
+
+def assert_fails(check: Callable[..., Any], *arguments: Any) -> None:
+    """The check finds a wrong answer, or the pond finds itself that something is missing."""
+    try:
+        check(*arguments)
+    except (AssertionError, CorruptFile, pytest.fail.Exception):
+        return
+    raise RuntimeError(f"{check.__name__}{arguments} noticed nothing")
+
+
+def crash_points(*points: str) -> None:
+    for point in points:
+        for containers in test_crash_points.THEN:
+            test_crash_points.test_a_crash_at_any_point_loses_nothing_and_repeats_nothing(point, containers)
+
+
+def whole_history() -> None:
+    world = World(LossyFiles())
+    for done, step in enumerate(test_crash_points.steps_of(3), start=1):
+        step.on_pond(world)
+        driving.check_same(test_crash_points.picture(3, done), world.pond, repr(step))
+
+
+def state_machine() -> None:
+    """The property test, without the search for the smallest example."""
+    try:
+        run_state_machine_as_test(
+            test_state_machine.Three,
+            settings=settings(
+                max_examples=60,
+                stateful_step_count=40,
+                derandomize=True,
+                database=None,
+                deadline=None,
+                phases=[Phase.generate],
+            ),
+        )
+    except MillpondError as error:
+        raise AssertionError(str(error)) from error
+
+
+def test_the_whole_history_is_right_when_nothing_is_broken() -> None:
+    whole_history()
+
+
+def test_content_that_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LossyFiles, "sync", lambda self, path: None)
+    for point in ("acknowledge.after", "journal.dirsync.after", "manifest.dirsync.after", "publish.after"):
+        assert_fails(crash_points, point)
+    assert_fails(test_crash_points.test_a_crash_before_any_change_of_the_disk, 1)
+
+
+def test_names_that_are_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LossyFiles, "sync_dir", lambda self, path: None)
+    for point in ("acknowledge.after", "journal.dirsync.after", "manifest.dirsync.after", "publish.after"):
+        assert_fails(crash_points, point)
+
+
+@pytest.mark.parametrize("kind", ["log", "snapshot", "manifest", "journal"])
+def test_one_kind_of_file_alone_that_is_not_synced(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    sound = LossyFiles.sync
+    places = {
+        "log": "0.arrow",
+        "snapshot": "/snapshots/",
+        "manifest": "/manifest.arrow",
+        "journal": "/journal/",
+    }
+
+    def sync(self: LossyFiles, path: Any) -> None:
+        name = str(path).removesuffix(".tmp")
+        is_log = "/containers/" in name and not name.endswith("/manifest.arrow")
+        if not (is_log if kind == "log" else places[kind] in name):
+            sound(self, path)
+
+    monkeypatch.setattr(LossyFiles, "sync", sync)
+    assert_fails(crash_points, "publish.after", "truncate.before", "truncate.after", "log.append.before")
+
+
+def test_undecided_records_that_are_taken_for_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(millpond.container.recovery, "_undecided", lambda heads, assign: set())
+    assert_fails(crash_points, "log.dirsync.after")
+    assert_fails(crash_points, "journal.append.before")
+
+
+def test_decided_records_that_are_taken_for_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(millpond.container.recovery, "_undecided", lambda heads, assign: set(heads))
+    assert_fails(crash_points, "publish.after")
+
+
+def test_replays_that_are_not_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = decisions.begin_epoch
+    monkeypatch.setattr(decisions, "begin_epoch", lambda *given: replace(sound(*given), replayed=False))
+    assert_fails(state_machine)
+
+
+def test_changed_epochs_that_are_taken_for_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "digest_of", lambda message: 0)
+    monkeypatch.setattr(decisions, "rows_of", lambda message: 0)
+    monkeypatch.setattr(Core, "_prepared", lambda self, record: _blank(self))
+    assert_fails(state_machine)
+
+
+def _blank(core: Core) -> Any:
+    from millpond.wire.messages import Prepared
+
+    return Prepared(term=core.term, rows=0, digest=0)
+
+
+def test_slices_that_forget_what_they_have_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful(dict[str, int]):
+        def get(self, key: str, default: Any = None) -> Any:
+            return default
+
+    sound = HeldSlice.__init__
+
+    def init(self: HeldSlice, *given: Any) -> None:
+        sound(self, *given)
+        self.vector = Forgetful()
+
+    monkeypatch.setattr(HeldSlice, "__init__", init)
+    read = millpond.container.recovery.read_snapshot
+    monkeypatch.setattr(
+        millpond.container.recovery, "read_snapshot", lambda *given: (read(*given)[0], Forgetful())
+    )
+    assert_fails(test_crash_points.test_what_a_snapshot_holds_is_not_applied_again)
+
+
+def test_late_rows_that_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = millpond.ops.update.late_rows
+    monkeypatch.setattr(
+        millpond.ops.update, "late_rows", lambda times, late_below: sound(times, -float("inf"))
+    )
+    assert_fails(whole_history)
+    assert_fails(state_machine)
+
+
+def test_progress_that_is_published_before_the_rows_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = decisions.progress
+    monkeypatch.setattr(decisions, "progress", lambda state, held_back: sound(state, {}))
+    for containers in test_crash_points.THEN:
+        assert_fails(test_crash_points.test_nothing_is_final_before_it_is_visible, containers)
+
+
+def test_a_checkpoint_that_overlooks_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Core.plan_checkpoint
+    monkeypatch.setattr(Core, "plan_checkpoint", lambda self: sound(self)._replace(dirty=[]))
+    assert_fails(crash_points, "publish.after")
+
+
+def test_a_checkpoint_that_truncates_what_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Core.plan_checkpoint
+    monkeypatch.setattr(
+        Core, "plan_checkpoint", lambda self: sound(self)._replace(covered=self._seq, dirty=[])
+    )
+    assert_fails(crash_points, "publish.after")
+
+
+def check_a_flipped_bit_is_refused(root: Path) -> None:
+    """The bit is in the value of one row, so that nothing but the checksum can tell."""
+    case = test_corruption.a_log(root)
+    value = (61).to_bytes(8, "little")
+    holding = [name for name in case.files() if value in (case.root / name).read_bytes()]
+    assert holding, "the history writes this value"
+    for name in holding:
+        data = (case.root / name).read_bytes()
+        case.put(name, data.replace(value, (60).to_bytes(8, "little")))
+        assert test_corruption.refusal_of(case, name).path == str(case.root / name)
+        case.put(name, data)
+
+
+def test_a_checksum_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    check_a_flipped_bit_is_refused(tmp_path / "sound")
+    monkeypatch.setattr(millpond.files_arrow, "zlib", SimpleNamespace(crc32=lambda data: 0))
+    assert_fails(check_a_flipped_bit_is_refused, tmp_path / "broken")
+
+
+def test_reads_below_fetch_progress_that_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpond.ops.fetch._check_not_below", lambda *given: None)
+    monkeypatch.setattr("millpond.container.held.HeldState.check_not_below", lambda self, time: None)
+    assert_fails(state_machine)
