@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 import millpond.container.recovery
 import millpond.files_arrow
-import millpond.ops.update
+import millpond.ops.intake
 from millpond.container.core import Core
 from millpond.container.held import HeldSlice
 from millpond.coordinator import decisions
@@ -162,9 +162,9 @@ def test_slices_that_forget_what_they_have_applied(monkeypatch: pytest.MonkeyPat
 
 
 def test_late_rows_that_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = millpond.ops.update.late_rows
+    sound = millpond.ops.intake.late_rows
     monkeypatch.setattr(
-        millpond.ops.update, "late_rows", lambda times, late_below: sound(times, -float("inf"))
+        millpond.ops.intake, "late_rows", lambda times, late_below: sound(times, -float("inf"))
     )
     assert_fails(whole_history)
     assert_fails(state_machine)
@@ -211,6 +211,6 @@ def test_a_checksum_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_reads_below_fetch_progress_that_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millpond.ops.fetch._check_not_below", lambda *given: None)
+    monkeypatch.setattr("millpond.ops.asking.Questions.check_not_below", lambda *given: None)
     monkeypatch.setattr("millpond.container.held.HeldState.check_not_below", lambda self, time: None)
     assert_fails(state_machine)

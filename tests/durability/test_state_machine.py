@@ -197,8 +197,7 @@ class Side(RuleBasedStateMachine):
         operator = self.operator(state, updater, 1, "drop")
         both = [self.actual_rows(state, updater, drawn) for drawn in (first, second)]
         plan = operator._client.call(BeginEpoch(state, updater, LOCAL_QUERY, epoch))
-        staged = [operator._rows(table_of(state, some), plan) for some in both]
-        receipts = [operator._stage(some, epoch, LOCAL_QUERY) for some in staged]
+        staged = [operator._stage(table_of(state, some), plan, epoch, LOCAL_QUERY) for some in both]
         chosen = 0 if first_counts else 1
         committed = operator._client.call(
             CommitEpoch(
@@ -209,7 +208,7 @@ class Side(RuleBasedStateMachine):
                 delay=1,
                 late_below=plan.late_below,
                 time_kind=staged[chosen].kind if both[chosen] else "",
-                receipts=[receipts[chosen]],
+                receipts=staged[chosen].receipts,
             )
         )
         assert committed.replayed is self.on_oracle(state, updater, epoch, both[chosen], 1)

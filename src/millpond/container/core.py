@@ -79,7 +79,10 @@ class Core:
             if spec.name not in self.states:
                 self.states[spec.name] = HeldState(spec, self.owned, self.pond_slices)
                 self.vector[spec.name] = {}
-            return self.states[spec.name]
+            held = self.states[spec.name]
+        if held.spec != spec:
+            raise BadMessage(f"state {spec.name} is held here with another schema")
+        return held
 
     def state(self, name: str) -> HeldState:
         try:
@@ -138,6 +141,13 @@ class Core:
         with self._lock:
             self._pending[append.record.state, append.record.writer] = append
             return self._prepared(append.record)
+
+    def discard(self, state: str, writer: str, epoch: int) -> None:
+        """Forgets a prepared epoch. Its record stays in the log, undecided, until the log is truncated."""
+        with self._lock:
+            pending = self._pending.get((state, writer))
+            if pending is not None and pending.record.epoch == epoch:
+                del self._pending[state, writer]
 
     def append_failed(self, append: Append) -> None:
         """The record may or may not be in the log: the next one takes its number and replaces it."""

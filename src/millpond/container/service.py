@@ -38,6 +38,7 @@ from millpond.wire.messages import (
     Checkpoint,
     ContainerReport,
     ContainerStatus,
+    Discard,
     Done,
     Fetch,
     Message,
@@ -81,6 +82,8 @@ class ContainerService:
                 self._files.make_dir(snapshot_directory(self._root, spec.name))
             case Prepare():
                 return self._prepare(message)
+            case Discard(state, writer, epoch):
+                self.core.discard(state, writer, epoch)
             case Apply():
                 reach("apply.before")
                 self.core.apply(message)

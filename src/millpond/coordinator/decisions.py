@@ -6,13 +6,17 @@ No I/O, no clock, no threads. A function that refuses raises, and changes nothin
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from millpond.coordinator.records import (
     EPOCHS_REMEMBERED,
+    PINS_REMEMBERED,
     EpochRecord,
+    FetcherRecord,
+    PinRecord,
     PondRecord,
     QueryRecord,
     StateRecord,
@@ -34,10 +38,15 @@ from millpond.errors import (
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.times import TIME_MIN, Progress
 from millpond.wire.messages import (
+    Answered,
+    AskPending,
     BeginEpoch,
     CommitEpoch,
     EpochCommitted,
     EpochPlan,
+    Pending,
+    Pin,
+    Pinned,
     Register,
     Report,
     StateProgress,
@@ -119,7 +128,7 @@ def register(pond: PondRecord, message: Register) -> PondRecord:
     if message.role == "fetcher":
         if message.name in state.fetchers:
             return pond
-        return _with_fetcher(pond, state, message.name, state.fetch_progress)
+        return _with_fetcher(pond, state, message.name, FetcherRecord(state.fetch_progress))
     raise BadOption(f"a role is updater or fetcher, not {message.role!r}", option="role")
 
 
@@ -223,18 +232,69 @@ def report(pond: PondRecord, message: Report) -> PondRecord:
             pond = _with_updater(pond, state, message.name, updater)
             state = state_of(pond, message.state)
     if message.fetch is not None:
-        present = state.fetchers.get(message.name)
-        if present is None:
-            raise _unknown(state, message.name, "fetcher", state.fetchers)
-        if message.fetch > present:
-            pond = _with_fetcher(pond, state, message.name, message.fetch)
+        fetcher = _fetcher_of(state, message.name)
+        if message.fetch > fetcher.progress:
+            pond = _with_fetcher(pond, state, message.name, replace(fetcher, progress=message.fetch))
     return pond
 
 
-def rest_no_more_on(pond: PondRecord, directories: list[str]) -> PondRecord:
-    """The pond without these directories of former incarnations: they may go."""
-    left = tuple(name for name in pond.rests_on if name not in directories)
-    return pond if left == pond.rests_on else replace(pond, rests_on=left)
+def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[PondRecord, Pinned]:
+    """Fixes U for an epoch of a fetcher. `update_progress` is U as it is published now."""
+    state = state_of(pond, message.state)
+    fetcher = _fetcher_of(state, message.fetcher)
+    pins = fetcher.queries.get(message.query, ())
+    known = next((record for record in pins if record.epoch == message.epoch), None)
+    if known is None:
+        if pins and message.epoch != pins[-1].epoch + 1:
+            raise EpochOutOfOrder(
+                f"epoch {message.epoch} of fetcher {message.fetcher!r} follows {pins[-1].epoch}",
+                hint="epochs are consecutive; call the operator on empty batches, too",
+                epoch=message.epoch,
+                expected=pins[-1].epoch + 1,
+            )
+        known = PinRecord(message.epoch, update_progress, fetcher.watermark)
+        pins = (*pins, known)[-PINS_REMEMBERED:]
+        fetcher = replace(fetcher, queries={**fetcher.queries, message.query: pins})
+        pond = _with_fetcher(pond, state, message.fetcher, fetcher)
+    before = next((record for record in pins if record.epoch == message.epoch - 1), None)
+    return pond, Pinned(
+        update=known.update,
+        late_below=known.late_below,
+        time_kind=state.time_kind,
+        previous=before.epoch if before is not None and before.waiting else None,
+    )
+
+
+def answered(pond: PondRecord, message: Answered) -> PondRecord:
+    """What is left waiting of an epoch, and how far the fetcher's progress may move with it."""
+    state = state_of(pond, message.state)
+    fetcher = _fetcher_of(state, message.fetcher)
+    pins = fetcher.queries.get(message.query, ())
+    if not pins or pins[-1].epoch != message.epoch:
+        # A replay of an epoch before the last: what it left waiting was taken up since.
+        return pond
+    record = replace(pins[-1], waiting=message.waiting, lowest=message.lowest)
+    watermark = max(fetcher.watermark, message.watermark if message.watermark is not None else -math.inf)
+    lowest = watermark if message.lowest is None else min(watermark, message.lowest)
+    first_time = record != pins[-1] or watermark != fetcher.watermark
+    fetcher = replace(
+        fetcher,
+        progress=max(fetcher.progress, lowest),
+        watermark=watermark,
+        late=fetcher.late + (message.late if first_time else 0),
+        queries={**fetcher.queries, message.query: (*pins[:-1], record)},
+    )
+    return _with_fetcher(pond, state, message.fetcher, fetcher)
+
+
+def pending(pond: PondRecord, message: AskPending) -> Pending:
+    fetcher = _fetcher_of(state_of(pond, message.state), message.fetcher)
+    newest = [pins[-1] for pins in fetcher.queries.values() if pins]
+    return Pending(
+        rows=sum(record.waiting for record in newest),
+        since=min((record.lowest for record in newest if record.lowest is not None), default=None),
+        late=fetcher.late,
+    )
 
 
 def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgress:
@@ -246,7 +306,7 @@ def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgres
         else state.update_progress,
         fetch=state.fetch_progress,
         updaters=updaters,
-        fetchers=dict(state.fetchers),
+        fetchers={name: record.progress for name, record in state.fetchers.items()},
         late={name: record.late for name, record in state.updaters.items()},
         time_kind=state.time_kind,
     )
@@ -283,6 +343,13 @@ def _updater_of(state: StateRecord, name: str) -> UpdaterRecord:
         raise _unknown(state, name, "updater", state.updaters) from None
 
 
+def _fetcher_of(state: StateRecord, name: str) -> FetcherRecord:
+    try:
+        return state.fetchers[name]
+    except KeyError:
+        raise _unknown(state, name, "fetcher", state.fetchers) from None
+
+
 def _unknown(state: StateRecord, name: str, role: str, known: dict[str, _V]) -> UnknownUpdater:
     names = ", ".join(sorted(known)) or "none yet"
     return UnknownUpdater(
@@ -301,9 +368,9 @@ def _with_updater(pond: PondRecord, state: StateRecord, name: str, updater: Upda
     )
 
 
-def _with_fetcher(pond: PondRecord, state: StateRecord, name: str, fetch: Progress) -> PondRecord:
-    fetchers = {**state.fetchers, name: fetch}
-    lowest = min(fetchers.values())
+def _with_fetcher(pond: PondRecord, state: StateRecord, name: str, fetcher: FetcherRecord) -> PondRecord:
+    fetchers = {**state.fetchers, name: fetcher}
+    lowest = min(record.progress for record in fetchers.values())
     return _with_state(
         pond, replace(state, fetchers=fetchers, fetch_progress=max(state.fetch_progress, lowest))
     )
@@ -311,3 +378,9 @@ def _with_fetcher(pond: PondRecord, state: StateRecord, name: str, fetch: Progre
 
 def _with_state(pond: PondRecord, state: StateRecord) -> PondRecord:
     return replace(pond, states={**pond.states, state.spec.name: state})
+
+
+def rest_no_more_on(pond: PondRecord, directories: Sequence[str]) -> PondRecord:
+    """The pond without those directories among what its decisions rest on: they are about to be removed."""
+    left = tuple(name for name in pond.rests_on if name not in directories)
+    return pond if left == pond.rests_on else replace(pond, rests_on=left)

@@ -10,6 +10,7 @@ from millpond.times import Progress
 from millpond.wire.messages import StateSpec, writer_id
 
 EPOCHS_REMEMBERED = 64
+PINS_REMEMBERED = 4
 
 
 class EpochRecord(msgspec.Struct, frozen=True):
@@ -42,13 +43,32 @@ class UpdaterRecord(msgspec.Struct, frozen=True):
     queries: dict[str, QueryRecord] = {}
 
 
+class PinRecord(msgspec.Struct, frozen=True):
+    """What one epoch of a fetcher saw; once it was answered, also what is left waiting of it."""
+
+    epoch: int
+    update: Progress
+    late_below: Progress
+    waiting: int = 0
+    lowest: Progress | None = None
+
+
+class FetcherRecord(msgspec.Struct, frozen=True):
+    """`progress` is the lowest time that the fetcher may still ask for: of new rows, and of those that wait."""
+
+    progress: Progress
+    watermark: Progress = -math.inf
+    late: int = 0
+    queries: dict[str, tuple[PinRecord, ...]] = {}
+
+
 class StateRecord(msgspec.Struct, frozen=True):
     """`update_progress` and `fetch_progress` are U and F; neither ever falls."""
 
     spec: StateSpec
     time_kind: str = ""
     updaters: dict[str, UpdaterRecord] = {}
-    fetchers: dict[str, Progress] = {}
+    fetchers: dict[str, FetcherRecord] = {}
     update_progress: Progress = -math.inf
     fetch_progress: Progress = -math.inf
 

@@ -12,6 +12,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -23,15 +25,25 @@ from millpond.coordinator.hosting import Host, Hosting
 from millpond.coordinator.journal import JOURNAL, Journal
 from millpond.coordinator.records import PondRecord
 from millpond.crashpoints import reach
-from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, StageLost, Unavailable
+from millpond.errors import (
+    BadMessage,
+    BadOption,
+    CorruptFile,
+    MillpondError,
+    StageLost,
+    Unavailable,
+    WriteFailed,
+)
 from millpond.files import Files
 from millpond.times import Progress
 from millpond.wire.connection import Answer, Connection, Dialer, SlicedBatch
 from millpond.wire.messages import (
     AddState,
     AdvanceFetchProgress,
+    Answered,
     Apply,
     AskMetrics,
+    AskPending,
     AskProgress,
     Assign,
     BeginEpoch,
@@ -40,12 +52,15 @@ from millpond.wire.messages import (
     ContainerInfo,
     ContainerReport,
     ContainerStatus,
+    Discard,
     Done,
     EpochCommitted,
     ListStates,
     Locate,
     Message,
     OpenState,
+    Pin,
+    Pinned,
     Placement,
     PondMetrics,
     Prepare,
@@ -229,15 +244,16 @@ class CoordinatorService:
             case CommitEpoch():
                 return self._commit(message)
             case Report(state):
-                with self._membership:
-                    if (
-                        self._change(lambda record: decisions.report(record, message))
-                        and message.fetch is not None
-                    ):
-                        self._tell_all(AdvanceFetchProgress(state, self._record.states[state].fetch_progress))
+                self._move_fetch_progress(state, lambda record: decisions.report(record, message))
+            case Pin():
+                return self._pin(message)
+            case Answered(state):
+                self._move_fetch_progress(state, lambda record: decisions.answered(record, message))
             case AskProgress(state):
                 with self._lock:
                     return decisions.progress(decisions.state_of(self._record, state), self._held_back[state])
+            case AskPending():
+                return decisions.pending(self._record, message)
             case AskMetrics():
                 return self._metrics()
             case Checkpoint():
@@ -264,23 +280,16 @@ class CoordinatorService:
             writer = writer_id(message.updater, message.query)
             attempts = {receipt.partition: receipt.attempt for receipt in message.receipts}
             prepare = Prepare(message.state, writer, message.epoch, attempts)
-            prepared: dict[int, Prepared] = dict(
-                self._map(lambda c: (c, self._ask_or_stage_again(c, prepare)), list(range(self._count)))
-            )
-            if sum(answer.digest for answer in prepared.values()) % (1 << 64) != decisions.digest_of(message):
-                raise BadMessage("what the containers prepared is not what the receipts tell of")
-            with self._lock:
-                for container, answer in prepared.items():
-                    if self._terms[container] != answer.term:
-                        raise StageLost(
-                            f"container {container} was restarted before the epoch was decided",
-                            container=container,
-                        )
-                watermark = self._record.states[message.state].updaters[message.updater].watermark
-                record, committed = decisions.commit_epoch(self._record, message)
-                took_part = {directory_name(answer.term, c) for c, answer in prepared.items()}
-                self._write(replace(record, rests_on=tuple(sorted({*record.rests_on, *took_part}))))
-                self._held_back[message.state][message.updater] = watermark
+            try:
+                prepared, committed = self._decide(message, prepare)
+            except WriteFailed:
+                # The journal may hold the decision after all: what was prepared must stay.
+                raise
+            except MillpondError:
+                self._map(
+                    partial(self._discard, Discard(message.state, writer, message.epoch)), list(self._live)
+                )
+                raise
             apply = Apply(message.state, writer, message.epoch)
             self._map(lambda c: self._ask_until_applied(c, apply, prepared[c].term), list(range(self._count)))
             reach("publish.before")
@@ -291,6 +300,34 @@ class CoordinatorService:
         if not self._tidy and time.monotonic() > self._tidy_next_s:
             self.remove_unneeded()
         return committed
+
+    def _decide(self, message: CommitEpoch, prepare: Prepare) -> tuple[dict[int, Prepared], EpochCommitted]:
+        """Has every container prepare the epoch, then writes the journal entry that decides it."""
+        prepared: dict[int, Prepared] = dict(
+            self._map(lambda c: (c, self._ask_or_stage_again(c, prepare)), list(range(self._count)))
+        )
+        digest = sum(answer.digest for answer in prepared.values()) % (1 << 64)
+        rows = sum(answer.rows for answer in prepared.values())
+        if (digest, rows) != (decisions.digest_of(message), decisions.rows_of(message)):
+            raise BadMessage("what the containers prepared is not what the receipts tell of")
+        with self._lock:
+            for container, answer in prepared.items():
+                if self._terms[container] != answer.term:
+                    raise StageLost(
+                        f"container {container} was restarted before the epoch was decided",
+                        container=container,
+                    )
+            watermark = self._record.states[message.state].updaters[message.updater].watermark
+            record, committed = decisions.commit_epoch(self._record, message)
+            took_part = {directory_name(answer.term, c) for c, answer in prepared.items()}
+            self._write(replace(record, rests_on=tuple(sorted({*record.rests_on, *took_part}))))
+            self._held_back[message.state][message.updater] = watermark
+        return prepared, committed
+
+    def _discard(self, discard: Discard, container: int) -> None:
+        """A container that is away has nothing prepared when it comes back."""
+        with suppress(Unavailable):
+            self._ask(container, discard)
 
     def _ask_or_stage_again(self, container: int, message: Message) -> Any:
         """What the container answers; StageLost if it is gone, with all that was staged there."""
@@ -325,6 +362,24 @@ class CoordinatorService:
                 return
             time.sleep(0.05)
         raise Unavailable(f"container {container} does not come back", address="")
+
+    def _pin(self, message: Pin) -> Pinned:
+        with self._lock:
+            state = decisions.state_of(self._record, message.state)
+            published = decisions.progress(state, self._held_back[message.state]).update
+            record, pinned = decisions.pin(self._record, message, published)
+            if record is not self._record:
+                self._write(record)
+            return pinned
+
+    def _move_fetch_progress(self, state: str, decide: Callable[[PondRecord], PondRecord]) -> None:
+        """Carries out a decision that may move F; if it does, every container learns it."""
+        with self._membership:
+            before = decisions.state_of(self._record, state).fetch_progress
+            self._change(decide)
+            after = self._record.states[state].fetch_progress
+            if after != before:
+                self._tell_all(AdvanceFetchProgress(state, after))
 
     # What is remembered
 
@@ -398,7 +453,9 @@ class CoordinatorService:
             ContainerInfo(container, live.host.pid, live.host.address, tuple(self._slices_of(container)))
             for container, live in sorted(self._live.items())
         ]
-        return Placement(slices=self._record.slices, owners=self._owners, containers=containers)
+        return Placement(
+            root=self._root, slices=self._record.slices, owners=self._owners, containers=containers
+        )
 
     def _metrics(self) -> PondMetrics:
         reports: dict[int, ContainerReport] = {}

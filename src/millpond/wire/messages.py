@@ -120,6 +120,14 @@ class Prepared(Message, frozen=True, tag=True):
     digest: Unsigned64
 
 
+class Discard(Message, frozen=True, tag=True):
+    """An epoch that was prepared will not be decided as it is. Answers Done."""
+
+    state: Name
+    writer: Writer
+    epoch: Count
+
+
 class Apply(Message, frozen=True, tag=True):
     """Make a prepared epoch visible; it has been decided. Answers Done."""
 
@@ -226,6 +234,7 @@ class ContainerInfo(msgspec.Struct, frozen=True):
 class Placement(Message, frozen=True, tag=True):
     """`owners[slice]` is the id of the container that serves the slice."""
 
+    root: str
     slices: Count
     owners: list[int]
     containers: list[ContainerInfo]
@@ -278,6 +287,58 @@ class EpochCommitted(Message, frozen=True, tag=True):
     replayed: bool
 
 
+class Pin(Message, frozen=True, tag=True):
+    """Fix what a fetcher's epoch sees, before anything of it runs. Asked again, the answer is the same."""
+
+    state: Name
+    fetcher: Name
+    query: Query
+    epoch: Count
+
+
+class Pinned(Message, frozen=True, tag=True):
+    """Rows below `late_below` are too late to be asked. `previous` is the epoch whose waiting rows join this one."""
+
+    update: Progress
+    late_below: Progress
+    time_kind: str
+    previous: int | None
+
+
+class Answered(Message, frozen=True, tag=True):
+    """A fetcher's epoch is answered, but for the rows that wait. Moves the fetcher's progress.
+
+    `lowest` is the lowest time that a waiting row asks for. `watermark` is the time below which the fetcher
+    will ask for no more new rows; None while it cannot tell.
+    """
+
+    state: Name
+    fetcher: Name
+    query: Query
+    epoch: Count
+    waiting: Count
+    late: Count
+    lowest: Progress | None
+    watermark: Progress | None
+
+    def __post_init__(self) -> None:
+        check_progress(self.lowest)
+        check_progress(self.watermark)
+
+
+class AskPending(Message, frozen=True, tag=True):
+    state: Name
+    fetcher: Name
+
+
+class Pending(Message, frozen=True, tag=True):
+    """Rows of a fetcher that wait for U, since the time `since`, as of its last epoch."""
+
+    rows: Count
+    since: Progress | None
+    late: Count
+
+
 class Report(Message, frozen=True, tag=True):
     """Explicit progress of an updater or a fetcher. A value below the present one changes nothing."""
 
@@ -316,7 +377,9 @@ class PondMetrics(Message, frozen=True, tag=True):
     states: dict[str, dict[str, float]]
 
 
-ContainerCall = Assign | AddState | Prepare | Apply | AdvanceFetchProgress | Checkpoint | ContainerStatus
+ContainerCall = (
+    Assign | AddState | Prepare | Discard | Apply | AdvanceFetchProgress | Checkpoint | ContainerStatus
+)
 ContainerExchange = Stage | Fetch
 CoordinatorCall = (
     OpenState
@@ -325,6 +388,9 @@ CoordinatorCall = (
     | Register
     | BeginEpoch
     | CommitEpoch
+    | Pin
+    | Answered
+    | AskPending
     | Report
     | AskProgress
     | AskMetrics
@@ -340,6 +406,9 @@ AnyMessage = (
     | Register
     | BeginEpoch
     | CommitEpoch
+    | Pin
+    | Answered
+    | AskPending
     | Report
     | AskProgress
     | AskMetrics
@@ -352,6 +421,8 @@ AnyMessage = (
     | Placement
     | EpochPlan
     | EpochCommitted
+    | Pinned
+    | Pending
     | StateProgress
     | PondMetrics
 )
