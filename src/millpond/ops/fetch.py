@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.errors import BadOption, RowsWaiting
+from millpond.ops import frames
+from millpond.ops.answering import Answering, answers_of
 from millpond.ops.asking import Asking
 from millpond.ops.columns import Names, as_table
 from millpond.rules import FetchRule
 from millpond.times import Progress, TimeKind, format_time
 from millpond.wire.messages import AskProgress, StateProgress, StateSpec, check_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class Fetch:
@@ -28,14 +38,36 @@ class Fetch:
         between: tuple[str, str] | None,
         into: Names | None,
         rule: FetchRule,
+        isolation: str,
+        delay: str | int | timedelta | None,
         name: str | None,
     ) -> None:
+        if isolation not in ("committed", "uncommitted"):
+            raise BadOption(
+                f"isolation={isolation!r} is not a choice",
+                hint='isolation="committed" or isolation="uncommitted"',
+                option="isolation",
+            )
+        self._isolation = isolation
+        self._delay = delay
         self._asking = Asking(spec, key, at, between, into, rule)
         self.name = None if name is None else check_name(name, "the fetcher")
         self._client = client
 
-    def now(self, table: pa.Table, waiting: str = "error") -> pa.Table:
-        """The table with its answers.
+    def to(self, function: Callable[[DataFrame, int], Any]) -> Answering:
+        """An operator for `foreachBatch`: `function(frame, epoch)` gets the rows that are ready, with their answers.
+
+        The frame is lazy, and may be used more than once. Rows that are not ready wait for a later epoch.
+        """
+        if self.name is None:
+            raise BadOption(
+                "a fetch on a stream needs a name", hint='for example name="views"', option="name"
+            )
+        committed = self._isolation == "committed"
+        return Answering(self._client, self._asking, self.name, self._delay, committed, function)
+
+    def now(self, table: pa.Table | DataFrame, waiting: str = "error") -> Any:
+        """The table, or the DataFrame, with its answers.
 
         Rows that U has not passed yet have no right answer so far: they are an error that counts them, or
         are answered by null (`waiting="null"`), or left out (`waiting="drop"`). Registers no fetcher, so that
@@ -47,6 +79,8 @@ class Fetch:
                 hint='waiting="error", waiting="null" or waiting="drop"',
                 option="waiting",
             )
+        if frames.is_frame(table):
+            return self._now_frame(table, waiting)
         asking = self._asking
         table = as_table(table)
         asking.check_into(table.column_names)
@@ -63,6 +97,24 @@ class Fetch:
         if waiting == "drop":
             return asking.with_answers(table.take(pa.array(ready)), columns)
         return asking.with_answers(table, [_spread(column, ready, table.num_rows) for column in columns])
+
+    def _now_frame(self, frame: DataFrame, waiting: str) -> DataFrame:
+        """As `now`, lazily: U is as it was when this was called, whenever the answers are computed."""
+        asking = self._asking
+        frames.check_columns(frame, asking.columns)
+        asking.check_into(frame.columns)
+        progress: StateProgress = self._client.call(AskProgress(asking.state))
+        ready = frames.below(frames.micros(frame.schema, asking.high), progress.update)
+        answered = answers_of(self._client, asking, frame.filter(ready))
+        if waiting == "drop" or progress.update == math.inf:
+            return answered
+        if waiting == "null":
+            return answered.unionByName(frame.filter(~ready), allowMissingColumns=True)
+        missing = frame.filter(~ready).count()
+        if missing:
+            kind = frames.kind_of(frame.schema, asking.high)
+            raise rows_waiting(missing, frame.count(), progress.update, kind)
+        return answered
 
 
 def rows_waiting(missing: int, rows: int, update_progress: Progress, kind: TimeKind) -> RowsWaiting:

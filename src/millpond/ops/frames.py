@@ -112,6 +112,21 @@ def below(time: Column, progress: Progress) -> Column:
     return f.coalesce(time < f.lit(int(progress)).cast("long"), f.lit(True))
 
 
+def late(time: Column, progress: Progress) -> Column:
+    """Whether a time is below a progress. A null is not: it is no time at all."""
+    from pyspark.sql import functions as f
+
+    if math.isinf(progress):
+        return f.lit(progress > 0)
+    return f.coalesce(time < f.lit(int(progress)).cast("long"), f.lit(False))
+
+
+def always(truth: bool) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.lit(truth)
+
+
 def spark_schema(schema: Any) -> StructType:
     """An Arrow schema in Spark's types."""
     from pyspark.sql.pandas.types import from_arrow_schema

@@ -66,12 +66,19 @@ class State:
         between: tuple[str, str] | None = None,
         into: Names | None = None,
         rule: FetchRule | None = None,
+        isolation: str = "committed",
+        delay: str | int | timedelta | None = None,
         name: str | None = None,
     ) -> Fetch:
         """An operator that asks the State about every row.
 
         `at` names the column with the time to ask for: the newest value with time <= at. `between` names two:
         the values with low < time <= high, made into one answer by `rule`. `into` names the answer's columns.
+
+        On a stream (`.to(function)`), `isolation="uncommitted"` answers as soon as U has passed the beginning of
+        the range, from whatever is there by then. `delay` says how far rows may come out of order: with it the
+        fetcher's progress follows its rows, F moves, and old values are compacted; rows that come later than that
+        are dropped and counted. Without it F stays where it is, and every row is answered, however late.
         """
         if rule is not None and not isinstance(rule, FetchRule):
             raise BadOption(
@@ -85,6 +92,8 @@ class State:
             between=between,
             into=into,
             rule=rule if rule is not None else latest(),
+            isolation=isolation,
+            delay=delay,
             name=name,
         )
 
