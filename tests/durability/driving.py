@@ -330,7 +330,7 @@ def _state_of_model(name: str, model: Model) -> dict[str, Any]:
         "as of": [oracle.fetch_latest(key, at) if at < high else None for key, at in _asked(kind, low)],
         **{
             rule: [oracle.fetch_range(key, lo, hi, rule) for key, lo, hi in _ranges(kind, low, high)]
-            for rule in kind.rules
+            for rule in kind.rules[1::2]
         },
     }
 
@@ -387,7 +387,7 @@ def _state_of_pond(name: str, pond: LocalPond) -> dict[str, Any]:
         **brief_of_pond(name, pond),
         "snapshots": {at: answer_or_error(lambda at=at: snapshot(at)) for at in (None, *kind.times[::4])},
         "as of": as_of["answer"].to_pylist(),
-        **{rule: ranged(rule) for rule in kind.rules},
+        **{rule: ranged(rule) for rule in kind.rules[1::2]},
     }
 
 

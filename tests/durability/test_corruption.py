@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import driving
 import pytest
-from driving import Checkpoint, Model, Step, Upkeep, World, history
+from driving import Checkpoint, Model, Step, Update, Upkeep, World, history
 
 from millpond.container.layout import incarnations, read_manifest
 from millpond.crashpoints import SimulatedCrash, armed
@@ -239,6 +239,28 @@ def test_an_older_journal_is_refused(tmp_path: Path) -> None:
     (case.root / "journal" / name).unlink()
     assert "gone" in str(refusal_of(case, f"journal/{name}"))
     newest.write_bytes(kept)
+    case.check()
+
+
+def test_without_its_newest_manifest_a_pond_does_not_go_back_to_rows_that_were_never_decided(
+    tmp_path: Path,
+) -> None:
+    steps = history(1, 1)
+    update = steps[7]
+    assert isinstance(update, Update)
+    case = drive(tmp_path / "pond", steps[:7])
+    world = World(DiskFiles(), str(case.root))
+    world.start(1)
+    with armed("journal.append.before"), pytest.raises(SimulatedCrash):
+        update.on_pond(world)
+    world.start(1)
+    update.with_other_rows().on_pond(world)
+    update.with_other_rows().on_model(case.model)
+    newest = [name for name in case.files() if kind_of(name) == "manifest"][-1]
+    data = (case.root / newest).read_bytes()
+    (case.root / newest).unlink()
+    assert refusal_of(case, newest).path == str(case.root / newest)
+    case.put(newest, data)
     case.check()
 
 

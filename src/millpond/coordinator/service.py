@@ -105,6 +105,8 @@ class CoordinatorService:
         self._live: dict[int, _Live] = {}
         self._failed: dict[int, MillpondError] = {}
         self._held_back: dict[str, dict[str, Progress]] = defaultdict(dict)
+        # Whether the journal may hold an entry that is not what is remembered.
+        self._in_doubt = False
         self._updater_locks: dict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
         self._pool = ThreadPoolExecutor(max(4, 2 * containers), "millpond-coordinator") if parallel else None
         self._closing = False
@@ -303,6 +305,11 @@ class CoordinatorService:
 
     def _decide(self, message: CommitEpoch, prepare: Prepare) -> tuple[dict[int, Prepared], EpochCommitted]:
         """Has every container prepare the epoch, then writes the journal entry that decides it."""
+        if self._in_doubt:
+            # An entry that failed may be on the disk. It must not come to decide what is prepared from here on.
+            with self._lock:
+                if self._in_doubt:
+                    self._write(self._record)
         prepared: dict[int, Prepared] = dict(
             self._map(lambda c: (c, self._ask_or_stage_again(c, prepare)), list(range(self._count)))
         )
@@ -394,7 +401,9 @@ class CoordinatorService:
 
     def _write(self, record: PondRecord) -> None:
         """Journal first; only what is durable is remembered. The caller holds the lock."""
+        self._in_doubt = True
         self._journal.write(record)
+        self._in_doubt = False
         self._record = record
 
     # Containers

@@ -1,0 +1,58 @@
+"""The local Spark session of applications, benchmarks and their tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from millpond.errors import MillpondError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = {
+    # Nothing but this machine talks to it.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    # Spark's default of 10,000 rows makes an exchange with the Python worker, and with the pond, of every 10,000;
+    # what each costs is then felt. Much larger batches would not fit the caches.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # More tasks than cores only wait for each other.
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+@contextmanager
+def spark_session(
+    name: str, *, master: str = "local[*]", ui: bool = False, memory: str = "2g"
+) -> Iterator[SparkSession]:
+    """A session on this machine, on all its cores by default; stopped at the end. The settings are `SETTINGS`."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    # The workers must be this Python, with these packages, whatever `python3` is on PATH.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in SETTINGS.items():
+        builder = builder.config(key, value)
+    builder = builder.config("spark.ui.enabled", str(ui).lower()).config("spark.driver.memory", memory)
+    try:
+        session = builder.getOrCreate()
+    except PySparkException as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        raise MillpondError(
+            "Spark did not start: it found no Java that it can run on",
+            hint="install Java 17 or newer, for example openjdk-17-jre-headless, and set JAVA_HOME or PATH",
+        ) from None
+    try:
+        yield session
+    finally:
+        session.stop()
