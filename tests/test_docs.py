@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-DOCUMENTS = [REPOSITORY / "README.md", REPOSITORY / "SECURITY.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "SECURITY.md",
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

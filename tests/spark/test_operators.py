@@ -26,7 +26,9 @@ ROWS = "k long, t long, v long"
 
 def rows(seed: int, count: int, low: int, high: int) -> list[tuple[int, int, int]]:
     chance = random.Random(seed)
-    drawn = {(chance.randrange(20), chance.randrange(low, high)): chance.randrange(1000) for _ in range(count)}
+    drawn = {
+        (chance.randrange(20), chance.randrange(low, high)): chance.randrange(1000) for _ in range(count)
+    }
     listed = [(key, time, value) for (key, time), value in drawn.items()]
     chance.shuffle(listed)
     return listed
@@ -45,7 +47,9 @@ def collected(sink: dict[int, list[Any]]) -> Any:
     return write
 
 
-def test_a_stream_of_updates_and_one_of_views_agree_with_the_oracle(pond: mp.Pond, spark: SparkSession) -> None:
+def test_a_stream_of_updates_and_one_of_views_agree_with_the_oracle(
+    pond: mp.Pond, spark: SparkSession
+) -> None:
     state = pond.state("s", key="long", value="long")
     oracle = Oracle("latest")
     update = state.update(key="k", at="t", value="v", delay=20, name="feed")
@@ -70,7 +74,9 @@ def test_a_stream_of_updates_and_one_of_views_agree_with_the_oracle(pond: mp.Pon
     oracle.finish("feed")
     views(frame(spark, [], "k long, t long"), 5)
     assert views.pending().rows == 0
-    found = sorted((key, time, -1 if value is None else value) for part in sink.values() for key, time, value in part)
+    found = sorted(
+        (key, time, -1 if value is None else value) for part in sink.values() for key, time, value in part
+    )
     expected = sorted(
         (key, time, -1 if (value := oracle.fetch_latest(key, time)) is None else value) for key, time in asked
     )
@@ -129,14 +135,14 @@ def test_a_task_that_fails_and_is_retried_counts_once(pond: mp.Pond, spark: Spar
     committed = update(flaky, 0)
     assert committed.rows == len(listed)
     state.finish("feed")
-    latest = {}
-    for key, time, value in sorted(listed, key=lambda row: row[1]):
-        latest[key] = (time, value)
+    latest = {key: (time, value) for key, time, value in sorted(listed, key=lambda row: row[1])}
     found = {row["key"]: (row["time"], row["value"]) for row in state.snapshot().to_pylist()}
     assert found == latest
 
 
-def test_a_batch_replayed_with_another_partitioning_is_the_same_batch(pond: mp.Pond, spark: SparkSession) -> None:
+def test_a_batch_replayed_with_another_partitioning_is_the_same_batch(
+    pond: mp.Pond, spark: SparkSession
+) -> None:
     state = pond.state("s", key="long", value="long")
     update = state.update(key="k", at="t", value="v", name="feed")
     listed = rows(2, 100, 0, 500)
@@ -148,7 +154,9 @@ def test_a_batch_replayed_with_another_partitioning_is_the_same_batch(pond: mp.P
         update(frame(spark, [*listed[1:], (1, 1, 1)], partitions=2), 0)
 
 
-def test_a_container_killed_in_the_middle_of_an_epoch_loses_nothing(pond: mp.Pond, spark: SparkSession) -> None:
+def test_a_container_killed_in_the_middle_of_an_epoch_loses_nothing(
+    pond: mp.Pond, spark: SparkSession
+) -> None:
     state = pond.state("s", key="long", value="long")
     update = state.update(key="k", at="t", value="v", name="feed")
     listed = rows(3, 300, 0, 1000)
@@ -165,10 +173,7 @@ def test_a_container_killed_in_the_middle_of_an_epoch_loses_nothing(pond: mp.Pon
     state.finish("feed")
     asked = frame(spark, [(key, 999) for key in range(20)], "k long, t long")
     answers = {row["k"]: row["v"] for row in state.fetch(key="k", at="t", into="v").now(asked).collect()}
-    latest: dict[int, int] = {}
-    for key, _, value in sorted(listed, key=lambda row: row[1]):
-        latest[key] = value
-    assert answers == latest
+    assert answers == {key: value for key, _, value in sorted(listed, key=lambda row: row[1])}
 
 
 def test_ranges_rules_and_timestamps(pond: mp.Pond, spark: SparkSession) -> None:
@@ -208,7 +213,10 @@ def test_now_counts_or_drops_or_nulls_what_waits(pond: mp.Pond, spark: SparkSess
         fetch.now(asked)
     assert error.value.rows == 1
     assert [tuple(row) for row in fetch.now(asked, waiting="drop").collect()] == [(1, 15, 7)]
-    assert sorted(map(tuple, fetch.now(asked, waiting="null").collect()), key=str) == [(1, 15, 7), (1, 20, None)]
+    assert sorted(map(tuple, fetch.now(asked, waiting="null").collect()), key=str) == [
+        (1, 15, 7),
+        (1, 20, None),
+    ]
 
 
 def test_fetch_progress_follows_the_views_when_a_delay_is_given(pond: mp.Pond, spark: SparkSession) -> None:
@@ -244,7 +252,9 @@ def test_bad_rows_are_typed_errors_and_change_nothing(pond: mp.Pond, spark: Spar
     assert state.progress() == before
 
 
-def test_a_frame_of_answers_can_be_used_more_than_once(pond: mp.Pond, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_frame_of_answers_can_be_used_more_than_once(
+    pond: mp.Pond, spark: SparkSession, tmp_path: Path
+) -> None:
     state = pond.state("s", key="long", value="string")
     state.update(key="k", at="t", value="v", name="feed")(
         frame(spark, [(1, 10, "x"), (2, 20, "y")], "k long, t long, v string"), 0

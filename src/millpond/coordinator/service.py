@@ -11,18 +11,18 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.container.layout import CONTAINERS, MANIFEST, directory_name, incarnations, term_of
 from millpond.coordinator import decisions
-from millpond.coordinator.hosting import Host, Hosting
+from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL, Journal
+from millpond.coordinator.membership import Membership
 from millpond.coordinator.records import PondRecord
 from millpond.crashpoints import reach
 from millpond.errors import (
@@ -36,7 +36,7 @@ from millpond.errors import (
 )
 from millpond.files import Files
 from millpond.times import Progress
-from millpond.wire.connection import Answer, Connection, Dialer, SlicedBatch
+from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.messages import (
     AddState,
     AdvanceFetchProgress,
@@ -71,18 +71,7 @@ from millpond.wire.messages import (
     writer_id,
 )
 
-RECOVERY_TIMEOUT_S = 120.0
 TIDY_S = 2.0
-START_ATTEMPTS = 3
-_T = TypeVar("_T")
-
-
-class _Live(NamedTuple):
-    """A container that serves, in the incarnation `term`."""
-
-    host: Host
-    connection: Connection
-    term: int
 
 
 class CoordinatorService:
@@ -91,43 +80,33 @@ class CoordinatorService:
     def __init__(self, files: Files, root: str, containers: int, dial: Dialer, parallel: bool = True) -> None:
         self._files = files
         self._root = root
-        self._dial = dial
         self._journal = Journal(files, root)
         self._record = PondRecord(slices=0)
-        self._count = containers
+        self._containers = Membership(containers, dial, self._assignment, parallel)
         self._owners: list[int] = []
-        self._hosting: Hosting | None = None
         # Guards what is remembered: the record, the terms, what is held back.
         self._lock = threading.Lock()
-        # Held while containers come and go, and while all of them must learn something.
-        self._membership = threading.RLock()
         self._terms: dict[int, int] = {}
-        self._live: dict[int, _Live] = {}
-        self._failed: dict[int, MillpondError] = {}
         self._held_back: dict[str, dict[str, Progress]] = defaultdict(dict)
         # Whether the journal may hold an entry that is not what is remembered.
         self._in_doubt = False
         self._updater_locks: dict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
-        self._pool = ThreadPoolExecutor(max(4, 2 * containers), "millpond-coordinator") if parallel else None
-        self._closing = False
         # Whether every directory of an earlier incarnation is gone; asked at most every TIDY_S.
         self._tidy = False
         self._tidy_next_s = 0.0
         self._epochs_committed = 0
         self._epochs_replayed = 0
-        self._restarts = 0
-        self._recovery_s_last = 0.0
 
     # Life
 
     def start(self, hosting: Hosting, slices: int) -> None:
         """Loads the journal, starts the containers and lets them recover."""
-        self._hosting = hosting
         found = self._journal.load()
+        count = len(self._containers.ids)
         # Before anything is written: a refusal must not fix the slices of a new pond.
-        if self._count > (slices if found is None else found.slices):
+        if count > (slices if found is None else found.slices):
             raise BadOption(
-                f"{self._count} containers cannot share {slices if found is None else found.slices} slices",
+                f"{count} containers cannot share {slices if found is None else found.slices} slices",
                 hint="a container serves at least one slice",
                 option="containers",
             )
@@ -144,10 +123,8 @@ class CoordinatorService:
         else:
             self._record = found
             self._check_whole()
-        self._owners = decisions.place(self._record.slices, self._count)
-        with self._membership:
-            hosts = self._map(hosting.start, list(range(self._count)))
-            self._map(self._assign, list(zip(range(self._count), hosts, strict=True)))
+        self._owners = decisions.place(self._record.slices, count)
+        self._containers.start(hosting)
         self.remove_unneeded()
 
     def _check_whole(self) -> None:
@@ -172,69 +149,37 @@ class CoordinatorService:
                 )
 
     def close(self) -> None:
-        self._closing = True
-        if self._hosting is not None:
-            self._hosting.stop()
-        for live in self._live.values():
-            live.connection.close()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
+        self._containers.close()
 
-    def recover(self, container: int, failed_term: int | None = None) -> None:
-        """Brings a container back, unless that was done since its incarnation `failed_term` failed."""
-        assert self._hosting is not None
-        with self._membership:
-            live = self._live.get(container)
-            if self._closing or (failed_term is not None and live is not None and live.term > failed_term):
-                return
-            if live is not None and self._hosting.alive(container) and _answers(live.connection):
-                return
-            started = time.perf_counter()
-            for attempt in range(1, START_ATTEMPTS + 1):
-                try:
-                    self._assign((container, self._hosting.start(container)))
-                    break
-                except MillpondError as error:
-                    if attempt == START_ATTEMPTS or isinstance(error, CorruptFile) or self._closing:
-                        self._failed[container] = error
-                        return
-            self._failed.pop(container, None)
-            self._tidy = False
-            self._restarts += 1
-            self._recovery_s_last = time.perf_counter() - started
+    def recover(self, container: int) -> None:
+        """A container has ended: brings it back."""
+        self._containers.recover(container)
 
-    def _assign(self, started: tuple[int, Host]) -> None:
-        container, host = started
+    def _assignment(self, container: int) -> Assign:
         with self._lock:
             # From here on, nothing that an earlier incarnation prepared counts unless it is decided.
             record = replace(self._record, term=self._record.term + 1)
             self._write(record)
             self._terms[container] = record.term
-        connection = self._dial(host.address)
-        connection.call(
-            Assign(
-                term=record.term,
-                container=container,
-                slices=self._slices_of(container),
-                pond_slices=record.slices,
-                states=[state.spec for state in record.states.values()],
-                decided=record.decided(),
-                fetch_progress={name: state.fetch_progress for name, state in record.states.items()},
-            )
+        self._tidy = False
+        return Assign(
+            term=record.term,
+            container=container,
+            slices=self._slices_of(container),
+            pond_slices=record.slices,
+            states=[state.spec for state in record.states.values()],
+            decided=record.decided(),
+            fetch_progress={name: state.fetch_progress for name, state in record.states.items()},
         )
-        old = self._live.get(container)
-        self._live[container] = _Live(host, connection, record.term)
-        if old is not None:
-            old.connection.close()
 
     # Handler
 
     def call(self, message: Any) -> Message:
         match message:
             case OpenState(spec):
-                with self._membership:
+                with self._containers.lock:
                     if self._change(lambda record: decisions.open_state(record, spec)):
-                        self._tell_all(AddState(spec))
+                        self._containers.tell_all(AddState(spec))
             case ListStates():
                 return StateList([state.spec for state in self._record.states.values()])
             case Locate():
@@ -259,7 +204,9 @@ class CoordinatorService:
             case AskMetrics():
                 return self._metrics()
             case Checkpoint():
-                self._map(lambda c: self._ask(c, Checkpoint()), list(self._live))
+                self._containers.map(
+                    lambda c: self._containers.ask_patiently(c, Checkpoint()), self._containers.ids
+                )
                 self.remove_unneeded()
             case _:
                 raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
@@ -288,12 +235,15 @@ class CoordinatorService:
                 # The journal may hold the decision after all: what was prepared must stay.
                 raise
             except MillpondError:
-                self._map(
-                    partial(self._discard, Discard(message.state, writer, message.epoch)), list(self._live)
+                self._containers.map(
+                    partial(self._discard, Discard(message.state, writer, message.epoch)),
+                    list(self._containers.live),
                 )
                 raise
             apply = Apply(message.state, writer, message.epoch)
-            self._map(lambda c: self._ask_until_applied(c, apply, prepared[c].term), list(range(self._count)))
+            self._containers.map(
+                lambda c: self._ask_until_applied(c, apply, prepared[c].term), self._containers.ids
+            )
             reach("publish.before")
             with self._lock:
                 del self._held_back[message.state][message.updater]
@@ -311,7 +261,7 @@ class CoordinatorService:
                 if self._in_doubt:
                     self._write(self._record)
         prepared: dict[int, Prepared] = dict(
-            self._map(lambda c: (c, self._ask_or_stage_again(c, prepare)), list(range(self._count)))
+            self._containers.map(lambda c: (c, self._ask_or_stage_again(c, prepare)), self._containers.ids)
         )
         digest = sum(answer.digest for answer in prepared.values()) % (1 << 64)
         rows = sum(answer.rows for answer in prepared.values())
@@ -334,41 +284,28 @@ class CoordinatorService:
     def _discard(self, discard: Discard, container: int) -> None:
         """A container that is away has nothing prepared when it comes back."""
         with suppress(Unavailable):
-            self._ask(container, discard)
+            self._containers.ask(container, discard)
 
     def _ask_or_stage_again(self, container: int, message: Message) -> Any:
         """What the container answers; StageLost if it is gone, with all that was staged there."""
         term = self._terms[container]
         try:
-            return self._ask(container, message)
+            return self._containers.ask(container, message)
         except Unavailable:
-            self._await(container, term)
+            self._containers.await_back(container, term)
             raise StageLost(f"container {container} was restarted", container=container) from None
 
     def _ask_until_applied(self, container: int, apply: Apply, term: int) -> None:
         """The epoch is decided: an incarnation later than `term` has applied it by recovering."""
         while True:
-            live = self._live.get(container)
+            live = self._containers.live.get(container)
             if live is not None and live.term > term:
                 return
             try:
-                self._ask(container, apply)
+                self._containers.ask(container, apply)
                 return
             except Unavailable:
-                self._await(container, term)
-
-    def _await(self, container: int, term: int) -> None:
-        """Returns when a later incarnation than `term` serves, or the same one again."""
-        deadline = time.monotonic() + RECOVERY_TIMEOUT_S
-        while not self._closing and time.monotonic() < deadline:
-            self.recover(container, term)
-            if container in self._failed:
-                raise self._failed[container]
-            live = self._live.get(container)
-            if live is not None and (live.term > term or _answers(live.connection)):
-                return
-            time.sleep(0.05)
-        raise Unavailable(f"container {container} does not come back", address="")
+                self._containers.await_back(container, term)
 
     def _pin(self, message: Pin) -> Pinned:
         with self._lock:
@@ -381,12 +318,12 @@ class CoordinatorService:
 
     def _move_fetch_progress(self, state: str, decide: Callable[[PondRecord], PondRecord]) -> None:
         """Carries out a decision that may move F; if it does, every container learns it."""
-        with self._membership:
+        with self._containers.lock:
             before = decisions.state_of(self._record, state).fetch_progress
             self._change(decide)
             after = self._record.states[state].fetch_progress
             if after != before:
-                self._tell_all(AdvanceFetchProgress(state, after))
+                self._containers.tell_all(AdvanceFetchProgress(state, after))
 
     # What is remembered
 
@@ -408,40 +345,21 @@ class CoordinatorService:
 
     # Containers
 
-    def _ask(self, container: int, message: Message) -> Any:
-        live = self._live.get(container)
-        if live is None:
-            raise self._failed.get(container) or Unavailable(f"container {container} is not up", address="")
-        return live.connection.call(message)
-
-    def _tell_all(self, message: Message) -> None:
-        """Containers that are away learn it when they are assigned. The caller holds the membership."""
-
-        def tell(container: int) -> bool:
-            try:
-                self._ask(container, message)
-            except Unavailable:
-                return False
-            return True
-
-        containers = list(self._live)
-        for container, told in zip(containers, self._map(tell, containers), strict=True):
-            if not told:
-                self.recover(container, self._live[container].term)
-
     def remove_unneeded(self) -> None:
         """Removes directories of earlier incarnations that no container needs any more."""
-        with self._membership:
+        with self._containers.lock:
             try:
-                reports: list[ContainerReport] = self._map(
-                    lambda c: self._ask(c, ContainerStatus()), list(self._live)
+                reports: list[ContainerReport] = self._containers.map(
+                    lambda c: self._containers.ask(c, ContainerStatus()), list(self._containers.live)
                 )
             except Unavailable:
                 return
             needed = {name for report in reports for name in report.needs}
             self._tidy = not needed
             self._tidy_next_s = time.monotonic() + TIDY_S
-            kept = needed | {directory_name(live.term, container) for container, live in self._live.items()}
+            kept = needed | {
+                directory_name(live.term, container) for container, live in self._containers.live.items()
+            }
             base = os.path.join(self._root, CONTAINERS)
             unneeded = [name for name in self._files.list(base) if name not in kept and name.startswith("t")]
             self._change(lambda record: decisions.rest_no_more_on(record, unneeded))
@@ -460,7 +378,7 @@ class CoordinatorService:
     def _placement(self) -> Placement:
         containers = [
             ContainerInfo(container, live.host.pid, live.host.address, tuple(self._slices_of(container)))
-            for container, live in sorted(self._live.items())
+            for container, live in sorted(self._containers.live.items())
         ]
         return Placement(
             root=self._root, slices=self._record.slices, owners=self._owners, containers=containers
@@ -468,9 +386,9 @@ class CoordinatorService:
 
     def _metrics(self) -> PondMetrics:
         reports: dict[int, ContainerReport] = {}
-        for container in sorted(self._live):
+        for container in sorted(self._containers.live):
             try:
-                reports[container] = self._ask(container, ContainerStatus())
+                reports[container] = self._containers.ask(container, ContainerStatus())
             except Unavailable:
                 continue
         states: dict[str, dict[str, float]] = {}
@@ -483,34 +401,11 @@ class CoordinatorService:
             coordinator={
                 "epochs_committed": self._epochs_committed,
                 "epochs_replayed": self._epochs_replayed,
-                "container_restarts": self._restarts,
-                "recovery_s_last": self._recovery_s_last,
+                "container_restarts": self._containers.restarts,
+                "recovery_s_last": self._containers.recovery_s_last,
                 "journal_entries": self._journal.entries_written,
                 "term": self._record.term,
             },
             containers={container: report.metrics for container, report in reports.items()},
             states=states,
         )
-
-    def _map(self, work: Callable[[Any], _T], items: list[Any]) -> list[_T]:
-        """`work` on every item, at the same time where there are threads; raises the first failure after all ended."""
-        if self._pool is None or len(items) <= 1:
-            return [work(item) for item in items]
-        futures = [self._pool.submit(work, item) for item in items]
-        results, failures = [], []
-        for future in futures:
-            try:
-                results.append(future.result())
-            except MillpondError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-        return results
-
-
-def _answers(connection: Connection) -> bool:
-    try:
-        connection.call(ContainerStatus())
-    except Unavailable:
-        return False
-    return True
