@@ -7,7 +7,7 @@ LOG := $(VENV)/setup.log
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test soak check bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | tr '@' '\t'
@@ -19,7 +19,11 @@ demo: setup ## run a pond, kill one of its containers, check every answer
 	@$(BIN)/millpond demo
 
 test: setup ## run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist loadfile
+
+soak: setup ## the long tests: many more histories, ten minutes of kill -9; fixed seeds
+	MILLPOND_SOAK=700 $(BIN)/python -m pytest tests/durability/test_state_machine.py
+	MILLPOND_SOAK_SECONDS=600 $(BIN)/python -m pytest tests/processes/test_kill.py -k killed_at_random --timeout 1200
 
 check: setup ## ruff and mypy, as CI runs them
 	$(BIN)/ruff check .
