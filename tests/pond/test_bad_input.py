@@ -453,7 +453,9 @@ def test_a_waiting_that_is_no_choice(scene: Scene, waiting: Any) -> None:
         scene.state.fetch(key="k", at="t").now(PROBE, waiting=waiting)
 
 
-@pytest.mark.parametrize("rule", ["latest", mp.put(), mp.keep_all(), mp.latest, 5], ids=repr)
+@pytest.mark.parametrize(
+    "rule", ["latest", mp.put(), mp.keep_all(), pytest.param(mp.latest, id="not called"), 5], ids=repr
+)
 def test_a_rule_that_is_no_fetch_rule(scene: Scene, rule: Any) -> None:
     with refused(scene, BadOption, ValueError, option="rule"):
         scene.state.fetch(key="k", at="t", rule=rule)
