@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millpond.errors import MillpondError
@@ -23,8 +24,11 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # More tasks than cores only wait for each other.
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
-    "spark.log.level": "ERROR",
+    # INT96, Spark's default, has no place in Parquet any more, and other readers take it for a time without a zone.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
+    # The level of Spark's own `spark.log.level` comes too late for what it prints as it starts.
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}",
 }
 
 
@@ -39,6 +43,7 @@ def spark_session(
     # The workers must be this Python, with these packages, whatever `python3` is on PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)

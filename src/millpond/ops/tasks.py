@@ -5,6 +5,7 @@ A task is plain data; it finds its client in the worker process, which keeps it 
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 
@@ -18,8 +19,8 @@ from millpond.ops.asking import Asking
 from millpond.ops.intake import Intake
 from millpond.wire.messages import EpochPlan, Receipt, Stage, writer_id
 
-# Rows that are asked at once: enough that every slice gets its share.
-ASK_ROWS = 1 << 17
+# Rows that are asked at once. A slice is then visited with thousands of rows, which find its lines in the cache.
+ASK_ROWS = 1 << 19
 
 _clients: dict[Link, Client] = {}
 
@@ -28,6 +29,9 @@ def client_of(link: Link) -> Client:
     """This process's client of the pond."""
     if link not in _clients:
         _clients[link] = link.connect()
+        # Spark's workers collect garbage after every task. What was just imported stays, and need not be looked at.
+        gc.collect()
+        gc.freeze()
     return _clients[link]
 
 
