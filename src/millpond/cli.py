@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import signal
 import threading
@@ -16,9 +17,9 @@ from rich.console import Console
 from millpond import __version__
 from millpond.errors import BadOption, MillpondError
 
-BENCHES = {"kernels": "millpond.bench.kernels"}
-DEMOS = {"pond": "millpond.apps.pond_demo"}
-PEERS = ("duckdb", "polars")
+BENCHES = {"kernels": "millpond.bench.kernels", "adcamp": "millpond.bench.adcamp"}
+DEMOS = {"adcamp": "millpond.apps.adcamp", "pond": "millpond.apps.pond_demo"}
+PEERS = ("duckdb", "polars", "redis")
 
 app = typer.Typer(
     help="Shared, timestamped, transactional and elastic state for PySpark streams.",
@@ -96,7 +97,10 @@ def serve(
 def bench(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHES)}.")],
     quick: Annotated[bool, typer.Option("--quick", help="A smaller run, to see that it works.")] = False,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results to FILE too.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the results to FILE too, and plots of them beside it."),
+    ] = None,
 ) -> None:
     """Measure Millpond beside its peers, on the same work in the same run."""
     module = _registered(BENCHES, name, "bench")
@@ -108,12 +112,24 @@ def bench(
     report.print_table(name, results)
     if json is not None:
         report.write_json(json, name, results)
+        for file in report.plot(json.with_suffix(""), name, results):
+            err.print(f"wrote {file}", style="dim", markup=False)
 
 
 @app.command()
-def demo(name: Annotated[str, typer.Argument(help=f"One of: {', '.join(DEMOS)}.")] = "pond") -> None:
+def demo(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(DEMOS)}.")] = "adcamp",
+    seconds: Annotated[int | None, typer.Option(min=1, help="How long its streams run.")] = None,
+    rate: Annotated[int | None, typer.Option(min=1, help="Rows a second of each stream.")] = None,
+    keys: Annotated[int | None, typer.Option(min=1, help="How many keys the rows have.")] = None,
+) -> None:
     """Show Millpond at work. Ends by itself, with exit code 0 if every answer was right."""
-    if not _registered(DEMOS, name, "demo").run():
+    run = _registered(DEMOS, name, "demo").run
+    asked = {"seconds": seconds, "rate": rate, "keys": keys}
+    given = {option: value for option, value in asked.items() if value is not None}
+    for option in given.keys() - inspect.signature(run).parameters.keys():
+        raise BadOption(f"the demo {name!r} has no --{option}", hint="leave it out", option=f"--{option}")
+    if not run(**given):
         raise typer.Exit(1)
 
 

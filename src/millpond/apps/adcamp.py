@@ -69,7 +69,7 @@ def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS) -> bool:
                 Watch(out, streams, rows).until_answered()
             finally:
                 streams.stop()
-            late = sum(campaigns.progress().late.values()) + streams.waiting().late
+            late = sum(campaigns.progress().late.values()) + streams.waiting.late
         out.print("comparing every answer with DuckDB's ASOF JOIN over the same rows ...")
         found = compare(folder)
     out.print(
@@ -136,9 +136,12 @@ class Streams:
         self.campaigns = campaigns
         self.updated = Meter()
         self.answered = Meter()
+        self.waiting = Pending(rows=0, since=None, late=0)
         self._folder = folder
+        self._epoch_runs = {"updates": threading.Lock(), "views": threading.Lock()}
+        self._ended: set[str] = set()
         feed = campaigns.update(key="ad", at="ts", value="campaign", delay=DELAY, name="feed")
-        self._views = campaigns.fetch(key="ad", at="ts", into="campaign", delay=DELAY, name="views").to(
+        ask = campaigns.fetch(key="ad", at="ts", into="campaign", delay=DELAY, name="views").to(
             self._keep_answers
         )
 
@@ -146,17 +149,18 @@ class Streams:
             frame.write.mode("overwrite").parquet(self._part("updates", epoch))
             self.updated.add(feed(frame, epoch).rows)
 
+        def answer(frame: DataFrame, epoch: int) -> None:
+            ask(frame, epoch)
+            self.waiting = ask.pending()
+
         def source() -> DataFrame:
             return spark.readStream.format("rate").option("rowsPerSecond", rate).load()
 
         # `feed` is registered by now: no view can be answered before the first updates are there.
         self._queries = {
             "updates": self._start("updates", updates(source(), rate, keys, rows), update),
-            "views": self._start("views", views(source(), rate, keys, rows), self._views),
+            "views": self._start("views", views(source(), rate, keys, rows), answer),
         }
-
-    def waiting(self) -> Pending:
-        return self._views.pending()
 
     def check(self) -> None:
         """Raises what ended a query."""
@@ -167,20 +171,32 @@ class Streams:
 
     def finish_updates(self) -> None:
         """All updates are in: U passes everything, and every view can be answered."""
-        self._queries.pop("updates").stop()
+        self._stop("updates")
         self.campaigns.finish("feed")
 
     def stop(self) -> None:
-        for query in self._queries.values():
-            query.stop()
+        for name in list(self._queries):
+            self._stop(name)
+
+    def _stop(self, name: str) -> None:
+        """Ends a query between two epochs: one that is interrupted complains."""
+        if self._epoch_runs[name].acquire(timeout=STALLED_S):
+            self._ended.add(name)
+            self._epoch_runs[name].release()
+        self._queries.pop(name).stop()
 
     def _start(
         self, name: str, frame: DataFrame, operator: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
+        def run_epoch(rows: DataFrame, epoch: int) -> None:
+            with self._epoch_runs[name]:
+                if name not in self._ended:
+                    operator(rows, epoch)
+
         checkpoint = os.path.join(self._folder, "checkpoints", name)
         return (
             frame.writeStream.queryName(name)
-            .foreachBatch(operator)
+            .foreachBatch(run_epoch)
             .option("checkpointLocation", checkpoint)
             .start()
         )
@@ -257,7 +273,7 @@ class Watch:
             if not self._finished and streams.updated.total >= self._rows:
                 streams.finish_updates()
                 self._finished = True
-            done = streams.answered.total >= self._rows and streams.waiting().rows == 0
+            done = streams.answered.total >= self._rows and streams.waiting.rows == 0
             now = time.monotonic()
             if done or now - shown >= every_s:
                 show()
@@ -278,7 +294,7 @@ class Watch:
             f"updates {streams.updated.total:,} ({streams.updated.rows_per_s():,.0f}/s),"
             f" views answered {streams.answered.total:,} ({streams.answered.rows_per_s():,.0f}/s),"
             f" U {_since_start(progress.update)}, F {_since_start(progress.fetch)},"
-            f" waiting {streams.waiting().rows:,},"
+            f" waiting {streams.waiting.rows:,},"
             f" p50 {_seconds(streams.answered.latency_s(50))}, p99 {_seconds(streams.answered.latency_s(99))}"
         )
 
@@ -294,7 +310,7 @@ class Watch:
             "views",
             f"{answered.total:,}",
             f"{answered.rows_per_s():,.0f}",
-            f"{streams.waiting().rows:,}",
+            f"{streams.waiting.rows:,}",
             _seconds(answered.latency_s(50)),
             _seconds(answered.latency_s(99)),
         )

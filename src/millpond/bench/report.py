@@ -14,6 +14,7 @@ from rich.table import Table
 RATIOS = {
     "per_thread_vs_duckdb": "per thread\nDuckDB = 1",
     "per_cpu_s_vs_duckdb": "per CPU second\nDuckDB = 1",
+    "vs_identity": "spark-identity\n= 1",
 }
 
 
@@ -31,10 +32,42 @@ def print_table(name: str, results: Sequence[dict[str, Any]]) -> None:
         table.add_column(heading, justify="right")
     for result in results:
         rate, threads = result["rows_per_s"], result["threads"]
-        cells = [result["system"], str(threads), f"{rate / 1e6:.2f}", f"{rate / threads / 1e6:.2f}"]
-        table.add_row(*cells, *(f"{result[key]:.2f}" if key in result else "" for key in ratios))
+        cells = [result["system"], str(threads), _short(rate / 1e6), _short(rate / threads / 1e6)]
+        table.add_row(*cells, *(_short(result[key]) if key in result else "" for key in ratios))
     console = Console(highlight=False)
     console.print(table)
     for result in results:
         if "note" in result:
             console.print(f"{result['system']}: {result['note']}", soft_wrap=True, markup=False)
+
+
+def plot(path_base: Path, name: str, results: Sequence[dict[str, Any]]) -> list[Path]:
+    """Rows per second of each system as bars, in `path_base`.png and .svg; nothing without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    systems = [result["system"] for result in results]
+    rates = [result["rows_per_s"] for result in results]
+    figure = Figure(figsize=(8, 0.5 * len(systems) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh(
+        systems, rates, color=["#2a6f97" if "millpond" in name else "#9aa5ac" for name in systems]
+    )
+    axes.bar_label(bars, labels=[f"{rate:,.0f}" for rate in rates], padding=4)
+    axes.invert_yaxis()
+    # Systems differ by factors of a hundred and more.
+    axes.set_xscale("log")
+    axes.set_xlim(min(rates) / 3, max(rates) * 6)
+    axes.set_xlabel("rows per second")
+    axes.set_title(f"millpond bench {name}", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    files = [path_base.with_name(f"{path_base.name}.{kind}") for kind in ("png", "svg")]
+    for file in files:
+        figure.savefig(file, dpi=150)
+    return files
+
+
+def _short(number: float) -> str:
+    """Two decimals, or as many as a small number needs to be seen."""
+    return f"{number:.2f}" if number >= 0.095 or number == 0 else f"{number:.2g}"

@@ -161,15 +161,15 @@ class Client:
 
         return gather(portions, self._map(ask, portions), routed.places)
 
-    def read(self, state: str, at: Progress) -> pa.Table:
-        """One row per key, from all containers."""
+    def read(self, state: str, at: Progress, container: int | None = None) -> pa.Table:
+        """One row per key: from all containers, or from one."""
 
         def ask() -> pa.Table:
             placement = self.placement()
+            containers = [info.id for info in placement.containers if container in (None, info.id)]
             return pa.concat_tables(
                 self._map(
-                    lambda info: self._connection(placement, info.id).read(ReadSlices(state, at)),
-                    list(placement.containers),
+                    lambda number: self._connection(placement, number).read(ReadSlices(state, at)), containers
                 )
             )
 

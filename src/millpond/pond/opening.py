@@ -55,10 +55,10 @@ def open_pond(
     except BaseException:
         embedded.close()
         raise
-    return Pond(embedded.client(), embedded.address, embedded, spark)
+    return _with_spark(Pond(embedded.client(), embedded.address, embedded, spark))
 
 
-def connect(address: str, token: str) -> Pond:
+def connect(address: str, token: str, spark: Any = None) -> Pond:
     """Joins a pond that another process runs. Its token is in the file `token` under its root."""
     if not isinstance(address, str) or not re.fullmatch(r".+:\d{1,5}", address) or "://" in address:
         raise BadOption(f"{address!r} is not an address", hint="for example 127.0.0.1:8815", option="address")
@@ -71,7 +71,17 @@ def connect(address: str, token: str) -> Pond:
         )
     connection = FlightConnection(address, token)
     connection.call(Locate())
-    return Pond(Client(connection, FlightDialer(token), link=Link(address, token)), address)
+    client = Client(connection, FlightDialer(token), link=Link(address, token))
+    return _with_spark(Pond(client, address, spark=spark))
+
+
+def _with_spark(pond: Pond) -> Pond:
+    """Lets the pond's Spark session, if it has one, read States by `spark.read.format("millpond")`."""
+    if pond.spark is not None and pond.link is not None:
+        from millpond.pond.source import source_of
+
+        pond.spark.dataSource.register(source_of(pond.link))
+    return pond
 
 
 class _EmbeddedPond:

@@ -39,6 +39,7 @@ class Pond:
         self._client = client
         self._owner = owner
         self.address = address
+        self.link = client.link
         self.spark = spark
 
     def __enter__(self) -> Self:

@@ -8,14 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from millpond.client.client import Client
-from millpond.errors import BadOption, RowsWaiting
+from millpond.errors import BadOption
 from millpond.ops.columns import Names
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
+from millpond.pond.snapshots import kind_of, snapshot_table, snapshot_time
 from millpond.rules import FetchRule, latest
-from millpond.schema import parse_ddl
-from millpond.stores.keys import decode_keys
-from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, below_fetch_progress, format_time
+from millpond.times import TIME_MAX, TIME_MIN, Progress
 from millpond.wire.messages import AskProgress, Register, Report, StateProgress, StateSpec, check_name
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -132,51 +131,9 @@ class State:
         Without `at`, as of the newest time that is final. A time that U has not passed, or below F, is refused.
         """
         progress = self.progress()
-        kind: TimeKind = "timestamp" if progress.time_kind == "timestamp" else "long"
-        asked = self._snapshot_time(_progress(at), progress, kind)
-        if asked is None:
-            rows = pa.schema([("_key", pa.binary())]).empty_table()
-            return self._named([pa.array([], field.type) for field in parse_ddl(self.key, "key")], rows, kind)
-        rows = self._client.read(self.name, asked)
-        keys = decode_keys(rows.column(0).combine_chunks(), parse_ddl(self.key, "key"))
-        return self._named(keys, rows, kind)
-
-    def _snapshot_time(self, at: Progress | None, progress: StateProgress, kind: TimeKind) -> Progress | None:
-        """The time to read at; None if nothing is final yet."""
-        newest_final = progress.update - 1
-        if at is None:
-            if newest_final < TIME_MIN:
-                return None
-            at = newest_final
-            # Compaction keeps the newest value below F, so that a read at F - 1 is right as well.
-            if at < progress.fetch - 1 and at < TIME_MAX:
-                raise below_fetch_progress(at, progress.fetch, kind)
-            return at
-        if at < progress.fetch:
-            raise below_fetch_progress(at, progress.fetch, kind)
-        if at > newest_final:
-            raise RowsWaiting(
-                f"a snapshot at {format_time(at, kind)} is not final: U is {format_time(progress.update, kind)}",
-                hint="leave `at` out for the newest final values",
-                rows=0,
-                update_progress=progress.update,
-            )
-        return at
-
-    def _named(self, keys: list[pa.Array], rows: pa.Table, kind: TimeKind) -> pa.Table:
-        """A table with the user's names and types."""
-        key_schema, value_schema = parse_ddl(self.key, "key"), parse_ddl(self.value, "value")
-        time_type = pa.timestamp("us", "UTC") if kind == "timestamp" else pa.int64()
-        times = (
-            rows.column("_time").cast(time_type) if "_time" in rows.column_names else pa.array([], time_type)
-        )
-        values = [
-            rows.column(field.name) if field.name in rows.column_names else pa.array([], field.type)
-            for field in value_schema
-        ]
-        time_name = _free_name("time", {*key_schema.names, *value_schema.names})
-        names = [*key_schema.names, time_name, *value_schema.names]
-        return pa.Table.from_arrays([*keys, times, *values], names=names)
+        asked = snapshot_time(_progress(at), progress)
+        rows = None if asked is None else self._client.read(self.name, asked)
+        return snapshot_table(self._spec, kind_of(progress), rows)
 
 
 def _progress(at: Progress | datetime | None) -> Progress | None:
@@ -188,9 +145,3 @@ def _progress(at: Progress | datetime | None) -> Progress | None:
     if not TIME_MIN <= at <= TIME_MAX if isinstance(at, int) else at is not None and not math.isinf(at):
         raise BadOption(f"{at!r} is not a time", hint="give an integer or a datetime", option="at")
     return at
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name = f"_{name}"
-    return name

@@ -1,0 +1,60 @@
+"""Snapshots of a State: when they may be read, and how they look to a user."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from millpond.errors import RowsWaiting
+from millpond.schema import parse_ddl
+from millpond.stores.keys import decode_keys
+from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, below_fetch_progress, format_time
+from millpond.wire.messages import StateProgress, StateSpec
+
+
+def kind_of(progress: StateProgress) -> TimeKind:
+    """What kind of time a State has; logical until the first rows tell."""
+    return "timestamp" if progress.time_kind == "timestamp" else "long"
+
+
+def snapshot_time(at: Progress | None, progress: StateProgress) -> Progress | None:
+    """The time to read at: `at` itself if it is final and not below F, or the newest final; None if nothing is."""
+    kind = kind_of(progress)
+    newest_final = progress.update - 1
+    if at is None:
+        if newest_final < TIME_MIN:
+            return None
+        # Compaction keeps the newest value below F, so that a read at F - 1 is right as well.
+        if newest_final < progress.fetch - 1 and newest_final < TIME_MAX:
+            raise below_fetch_progress(newest_final, progress.fetch, kind)
+        return newest_final
+    if at < progress.fetch:
+        raise below_fetch_progress(at, progress.fetch, kind)
+    if at > newest_final:
+        raise RowsWaiting(
+            f"a snapshot at {format_time(at, kind)} is not final: U is {format_time(progress.update, kind)}",
+            hint="leave the time out for the newest final values",
+            rows=0,
+            update_progress=progress.update,
+        )
+    return at
+
+
+def snapshot_schema(spec: StateSpec, kind: TimeKind) -> pa.Schema:
+    """Key columns, the time (under a name that is free), value columns."""
+    keys, values = parse_ddl(spec.key, "key"), parse_ddl(spec.value, "value")
+    name = "time"
+    while name in {*keys.names, *values.names}:
+        name = f"_{name}"
+    time = pa.field(name, pa.timestamp("us", "UTC") if kind == "timestamp" else pa.int64())
+    return pa.schema([*keys, time, *values])
+
+
+def snapshot_table(spec: StateSpec, kind: TimeKind, rows: pa.Table | None) -> pa.Table:
+    """Rows as containers give them, with the user's names and types; none for None."""
+    schema = snapshot_schema(spec, kind)
+    if rows is None:
+        return schema.empty_table()
+    keys = decode_keys(rows.column(0).combine_chunks(), parse_ddl(spec.key, "key"))
+    time_type = schema.field(len(keys)).type
+    columns = [*keys, rows.column(1).cast(time_type), *rows.columns[2:]]
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -1,0 +1,88 @@
+"""A streaming job as a user would write it, in a process of its own: `streaming_job.py ROOT DEATH`.
+
+Updates first, then views, from files. DEATH says where the driver kills itself with SIGKILL, if it has not died
+there before: a file under ROOT remembers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+import millpond as mp
+from millpond.apps.spark_session import spark_session
+from millpond.wire.messages import CommitEpoch
+
+KILLED_EPOCH = 1
+
+
+def die_once(root: Path, where: str, death: str) -> None:
+    marker = root / f"died-{death}"
+    if where == death and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(root: Path, death: str) -> None:
+    with (
+        spark_session("streaming-job", master="local[2]") as spark,
+        mp.open(root / "pond", spark=spark, containers=2) as pond,
+    ):
+        campaigns = pond.state("campaigns", key="long", value="long")
+        feed = campaigns.update(key="ad", at="ts", value="campaign", delay=50, name="feed")
+        call = feed._client.call
+
+        def watched_call(message: Any) -> Any:
+            killing = isinstance(message, CommitEpoch) and message.epoch == KILLED_EPOCH
+            if killing:
+                die_once(root, "after stage", death)
+            answer = call(message)
+            if killing:
+                die_once(root, "after commit", death)
+            return answer
+
+        feed._client.call = watched_call  # type: ignore[method-assign]
+
+        def update(frame: DataFrame, epoch: int) -> None:
+            feed(frame, epoch)
+            if epoch == KILLED_EPOCH:
+                die_once(root, "before the commit log", death)
+
+        def sink(answers: DataFrame, epoch: int) -> None:
+            target = str(root / "out" / f"epoch={epoch}")
+            if epoch == KILLED_EPOCH and death == "during the sink's write":
+                answers.limit(3).write.mode("overwrite").parquet(target)
+                die_once(root, "during the sink's write", death)
+            answers.write.mode("overwrite").parquet(target)
+
+        run(spark, root, "updates", "ad long, ts long, campaign long", update)
+        views = campaigns.fetch(key="ad", at="ts", into="campaign", name="views").to(sink)
+        run(spark, root, "views", "ad long, ts long", views)
+        campaigns.finish("feed")
+        run(spark, root, "views", "ad long, ts long", views)
+        sys.stdout.write(f"waiting {views.pending().rows}\n")
+
+
+def run(
+    spark: SparkSession, root: Path, name: str, schema: str, batch: Callable[[DataFrame, int], Any]
+) -> None:
+    (
+        spark.readStream.schema(schema)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(root / name))
+        .writeStream.foreachBatch(batch)
+        .option("checkpointLocation", str(root / f"checkpoint-{name}"))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
