@@ -1,7 +1,7 @@
-"""A streaming job as a user would write it, in a process of its own: `streaming_job.py ROOT DEATH`.
+"""A streaming job as a user would write it, in a process of its own: `streaming_job.py ROOT`.
 
-Updates first, then views, from files. DEATH says where the driver kills itself with SIGKILL, if it has not died
-there before: a file under ROOT remembers.
+Updates first, then views, from files. At each place of `DEATHS`, in an epoch of its own, the driver kills itself
+with SIGKILL, if it has not died there before: a file under ROOT remembers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ import millpond as mp
 from millpond.apps.spark_session import spark_session
 from millpond.wire.messages import CommitEpoch
 
-KILLED_EPOCH = 1
+DEATHS = {"after stage": 1, "after commit": 2, "before the commit log": 3, "during the sink's write": 1}
 
 
-def die_once(root: Path, where: str, death: str) -> None:
-    marker = root / f"died-{death}"
-    if where == death and not marker.exists():
-        marker.touch()
+def is_due(root: Path, place: str, epoch: int) -> bool:
+    return DEATHS[place] == epoch and not (root / f"died {place}").exists()
+
+
+def die_once(root: Path, place: str, epoch: int) -> None:
+    if is_due(root, place, epoch):
+        (root / f"died {place}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(root: Path, death: str) -> None:
+def main(root: Path) -> None:
     with (
         spark_session("streaming-job", master="local[2]") as spark,
         mp.open(root / "pond", spark=spark, containers=2) as pond,
@@ -39,26 +42,24 @@ def main(root: Path, death: str) -> None:
         call = feed._client.call
 
         def watched_call(message: Any) -> Any:
-            killing = isinstance(message, CommitEpoch) and message.epoch == KILLED_EPOCH
-            if killing:
-                die_once(root, "after stage", death)
+            if not isinstance(message, CommitEpoch):
+                return call(message)
+            die_once(root, "after stage", message.epoch)
             answer = call(message)
-            if killing:
-                die_once(root, "after commit", death)
+            die_once(root, "after commit", message.epoch)
             return answer
 
         feed._client.call = watched_call  # type: ignore[method-assign]
 
         def update(frame: DataFrame, epoch: int) -> None:
             feed(frame, epoch)
-            if epoch == KILLED_EPOCH:
-                die_once(root, "before the commit log", death)
+            die_once(root, "before the commit log", epoch)
 
         def sink(answers: DataFrame, epoch: int) -> None:
             target = str(root / "out" / f"epoch={epoch}")
-            if epoch == KILLED_EPOCH and death == "during the sink's write":
+            if is_due(root, "during the sink's write", epoch):
                 answers.limit(3).write.mode("overwrite").parquet(target)
-                die_once(root, "during the sink's write", death)
+                die_once(root, "during the sink's write", epoch)
             answers.write.mode("overwrite").parquet(target)
 
         run(spark, root, "updates", "ad long, ts long, campaign long", update)
@@ -85,4 +86,4 @@ def run(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

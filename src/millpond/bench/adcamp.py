@@ -42,7 +42,7 @@ class Work(NamedTuple):
     checked: int = 100_000
     redis_views: int = 200_000
     tws_keys: int = 10_000
-    tws_views: int = 20_000
+    tws_views: int = 40_000
 
     @property
     def tws_versions(self) -> int:
@@ -51,7 +51,7 @@ class Work(NamedTuple):
 
 FULL = Work()
 QUICK = Work(
-    keys=100_000, versions=500_000, views=400_000, redis_views=100_000, tws_keys=2_000, tws_views=4_000
+    keys=100_000, versions=500_000, views=400_000, redis_views=100_000, tws_keys=2_000, tws_views=8_000
 )
 
 
@@ -120,32 +120,37 @@ class _Bench:
         """Loads both states through the Update operator, and times the epochs of the one with long keys."""
         self._progress("loading the pond")
         step = self._work.versions // self._work.epochs
-        for state, form in ((self._longs, lambda frame: frame), (self._strings, named)):
-            feed = state.update(key="ad", at="ts", value="campaign", name="feed")
-            seconds = []
-            for epoch in range(self._work.epochs):
-                frame = form(versions_of(self._spark, self._work.keys, epoch * step, (epoch + 1) * step))
-                seconds.append(_timed(lambda frame=frame, epoch=epoch: feed(frame, epoch)))
+        seconds = [
+            self._load(self._longs, epoch, step, as_strings=False) for epoch in range(self._work.epochs)
+        ]
+        for epoch in range(self._work.epochs):
+            self._load(self._strings, epoch, step, as_strings=True)
+        for state in (self._longs, self._strings):
             state.finish("feed")
-            if state is self._longs:
-                self._rates["millpond-update"] = step / min(seconds[1:])
+        self._rates["millpond-update"] = step / min(seconds[1:])
         self._facts["millpond-update"] = {
             "rows": step,
             "note": f"versions per second, durable when the epoch returns; the best of {self._work.epochs} epochs of"
             f" {step:,} rows, the first left out",
         }
 
+    def _load(self, state: mp.State, epoch: int, step: int, as_strings: bool) -> float:
+        """Commits an epoch; gives the seconds it took."""
+        frame = versions_of(self._spark, self._work.keys, epoch * step, (epoch + 1) * step)
+        rows = named(frame) if as_strings else frame
+        feed = state.update(key="ad", at="ts", value="campaign", name="feed")
+        return _timed(lambda: feed(rows, epoch))
+
     def fetch(self) -> None:
         """The four systems that take all views."""
         views, names = self._all_views, named(self._all_views)
-        asked = {"key": "ad", "at": "ts", "into": "campaign"}
         frames = {
             "spark-identity": views.mapInArrow(Identity("ts"), "view long, ad long, ts long, campaign long"),
-            "millpond": self._longs.fetch(**asked).now(views),
+            "millpond": self._longs.fetch(key="ad", at="ts", into="campaign").now(views),
             "spark-identity-strings": names.mapInArrow(
                 Identity("ad"), "view long, ad string, ts long, campaign string"
             ),
-            "millpond-strings": self._strings.fetch(**asked).now(names),
+            "millpond-strings": self._strings.fetch(key="ad", at="ts", into="campaign").now(names),
         }
         self._check("millpond", frames["millpond"])
         self._check("millpond-strings", frames["millpond-strings"], named_campaigns=True)

@@ -18,7 +18,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,7 +120,7 @@ class RedisTask:
                 yield batch.append_column("campaign", pa.array(answers, pa.int64()))
 
 
-# Spark: transformWithStateInPandas
+# Spark's own state for each key
 
 
 class VersionsPerKey(StatefulProcessor):
@@ -131,10 +132,11 @@ class VersionsPerKey(StatefulProcessor):
     def handleInputRows(  # noqa: N802 - Spark's name
         self,
         key: Any,
-        rows: Iterator[pd.DataFrame],
+        rows: Iterator[pd.DataFrame] | Iterator[Row],
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
         for frame in rows:
+            assert isinstance(frame, pd.DataFrame)
             are_views = frame["view"].notna()
             added = frame[~are_views]
             if len(added):
