@@ -16,7 +16,7 @@ setup: $(STAMP) ## make .venv with all dependencies, and see that Java is there
 	@:
 
 demo: setup ## run a pond, kill one of its containers, check every answer
-	@$(BIN)/millpond demo
+	@$(BIN)/millpond demo pond
 
 test: setup ## run all tests
 	@$(BIN)/python -m pytest -n auto --dist loadfile

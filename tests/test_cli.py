@@ -85,7 +85,7 @@ def test_errors_have_no_traceback_and_no_markup(
 
     module("fake_demo", run=fail)
     monkeypatch.setitem(cli.DEMOS, "pond", "fake_demo")
-    ended = run("demo")
+    ended = run("demo", "pond")
     assert ended.code == 1
     assert ended.err.splitlines() == ["error: cannot write [/data/pond]", "hint: give a [bold]directory"]
 
@@ -96,7 +96,32 @@ def test_a_demo_ends_with_what_it_found(
 ) -> None:
     module("fake_demo", run=lambda: right)
     monkeypatch.setitem(cli.DEMOS, "pond", "fake_demo")
-    assert run("demo").code == code
+    assert run("demo", "pond").code == code
+
+
+def test_a_demo_gets_the_options_that_were_given(
+    run: Any, monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    got: list[dict[str, int]] = []
+
+    def show(seconds: int = 30, rate: int = 10, keys: int = 5) -> bool:
+        got.append({"seconds": seconds, "rate": rate, "keys": keys})
+        return True
+
+    module("fake_demo", run=show)
+    monkeypatch.setitem(cli.DEMOS, "adcamp", "fake_demo")
+    assert run("demo").code == 0
+    assert run("demo", "adcamp", "--rate", "7", "--keys", "8").code == 0
+    assert got == [{"seconds": 30, "rate": 10, "keys": 5}, {"seconds": 30, "rate": 7, "keys": 8}]
+    assert run("demo", "--seconds", "0").code == 2
+
+
+def test_an_option_that_a_demo_does_not_have(run: Any, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+    module("fake_demo", run=lambda: pytest.fail("it ran"))
+    monkeypatch.setitem(cli.DEMOS, "pond", "fake_demo")
+    ended = run("demo", "pond", "--rate", "7")
+    assert ended.code == 1
+    assert ended.err.splitlines()[0] == "error: the demo 'pond' has no --rate"
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -118,6 +143,8 @@ def test_bench_prints_and_writes_its_results(
     assert "millpond" in ended.out
     assert "loading [1/2]" in ended.err
     assert json.loads(file.read_text()) == {"bench": "kernels", "results": results}
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "out.svg").read_text()
 
 
 def test_bench_checks_its_file_before_it_runs(

@@ -89,7 +89,9 @@ def serve(
         out.print(
             f"connect with mp.connect({pond.address!r}, token=open({str(token_file)!r}).read())", markup=False
         )
-        ended.wait()
+        # A signal that another thread took does not wake this one: it looks again by itself.
+        while not ended.wait(0.5):
+            pass
         out.print("closing")
 
 

@@ -94,7 +94,8 @@ def _updates(random: np.random.Generator, epoch: int) -> pa.Table:
 
 
 def _views(random: np.random.Generator, epoch: int) -> pa.Table:
-    times = START + epoch * STEP_US + random.integers(0, STEP_US, VIEWS)
+    # Views run ahead of what is final.
+    times = START + epoch * STEP_US + random.integers(0, STEP_US + 2 * DISORDER_US, VIEWS)
     return pa.table({"ad": random.integers(0, KEYS, VIEWS), "ts": _timestamps(times)})
 
 

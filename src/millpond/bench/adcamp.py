@@ -5,6 +5,7 @@ The same views, keys and versions for all, in one Spark application; what a syst
 all systems warm up together, then run in turns, and each one's best run counts. `spark-identity` is the same query with
 a function that adds a column and asks nobody: as fast as Spark moves rows through Python. `millpond-update` are
 versions per second into the pond, durable, by epochs of the Update operator. Answers are compared with DuckDB's.
+`rows_per_cpu_s` counts the CPU seconds of all processes that take part, which others on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
@@ -113,6 +115,7 @@ class _Bench:
         self._longs = pond.state("campaigns", key="long", value="long")
         self._strings = pond.state("named_campaigns", key="string", value="string")
         self._rates: dict[str, float] = {}
+        self._cpu_rates: dict[str, float] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._all_views = views_of(spark, work.keys, work.versions, 0, work.views)
 
@@ -226,13 +229,20 @@ class _Bench:
             }
             if system != "millpond-update":
                 result["vs_identity"] = self._rates[system] / self._rates["spark-identity"]
+            if system in self._cpu_rates:
+                result["rows_per_cpu_s"] = self._cpu_rates[system]
+                result["per_cpu_s_vs_identity"] = self._cpu_rates[system] / self._cpu_rates["spark-identity"]
             found.append({**result, **self._facts[system]})
         return found
 
     def _run(self, system: str, frame: DataFrame, rows: int, counts: bool) -> None:
+        cpu = cpu_seconds()
         seconds = _timed(lambda: frame.write.format("noop").mode("overwrite").save())
+        used = cpu_seconds() - cpu
         if counts:
             self._rates[system] = max(self._rates.get(system, 0.0), rows / seconds)
+            if used > 0:
+                self._cpu_rates[system] = max(self._cpu_rates.get(system, 0.0), rows / used)
 
     def _check(self, system: str, answered: DataFrame, named_campaigns: bool = False) -> None:
         """The first views' answers beside DuckDB's."""
@@ -270,6 +280,27 @@ def _compare(system: str, answers: pa.Table, wanted: pa.Table) -> None:
         neither = pc.and_(found["campaign"].is_null(), wanted["campaign"].is_null())
         differing = len(found) - pc.sum(pc.or_(same, neither)).as_py()
         raise RuntimeError(f"{differing} of {len(found)} answers of {system} differ from DuckDB's")
+
+
+def cpu_seconds() -> float:
+    """CPU seconds so far of this process and of all below it that are alive; 0 where the system does not tell."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            # The name, in parentheses, may hold anything; the numbers come after it.
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        parents[int(process.name)] = int(fields[1])
+        ticks[int(process.name)] = int(fields[11]) + int(fields[12])
+    total = 0
+    for process_id, used in ticks.items():
+        ancestor = process_id
+        while ancestor not in (0, os.getpid()):
+            ancestor = parents.get(ancestor, 0)
+        total += used if ancestor else 0
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def _timed(work: Callable[[], object]) -> float:

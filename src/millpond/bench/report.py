@@ -14,7 +14,8 @@ from rich.table import Table
 RATIOS = {
     "per_thread_vs_duckdb": "per thread\nDuckDB = 1",
     "per_cpu_s_vs_duckdb": "per CPU second\nDuckDB = 1",
-    "vs_identity": "spark-identity\n= 1",
+    "vs_identity": "identity\n= 1",
+    "per_cpu_s_vs_identity": "per CPU s\nidentity = 1",
 }
 
 
