@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,8 @@ def blocks(document: Path) -> list[tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.stem)
-def test_every_block_runs(document: Path, tmp_path: Path) -> None:
+def test_every_block_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     names: dict[str, object] = {}
     before = os.getcwd()
     os.chdir(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Literal, NewType, SupportsIndex, TypeAlias
 
@@ -139,6 +139,12 @@ def format_time(value: Progress, kind: TimeKind) -> str:
     if time == TIME_MIN:  # numpy's not-a-time
         return f"{time} us"
     return str(np.datetime64(time, "us")).removesuffix(".000000") + "Z"
+
+
+def time_of(moment: datetime) -> int:
+    """A moment as a time; without a zone it counts as UTC."""
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def below_fetch_progress(time: Progress, fetch_progress: Progress, kind: TimeKind) -> BelowFetchProgress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,13 +95,20 @@ def test_options_out_of_range_are_refused(option: str) -> None:
         adcamp.run(**{option: 0})
 
 
-def test_it_runs_to_its_end(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_it_runs_to_its_end(
+    spark: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     spark.stop()  # it brings a session of its own
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert adcamp.run(seconds=4, rate=1_000, keys=200)
     printed = capsys.readouterr().out
     assert "4,000 updates (0 late), 4,000 views, 0 wrong (0 lost, 0 twice" in printed
     assert "U +inf" in printed
-    assert not glob.glob(f"{tempfile.gettempdir()}/millpond-adcamp-*")
+    assert not list(tmp_path.glob("millpond-adcamp-*"))
 
 
 def test_without_java_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

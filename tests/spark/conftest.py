@@ -1,4 +1,4 @@
-"""One Spark session for all tests here: starting one takes longer than most of them."""
+"""One Spark session for each file here: starting one takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import millpond as mp
 from millpond.apps.spark_session import spark_session
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     # Four attempts for a task: in local mode Spark gives one, and nothing could be retried.
     with spark_session("millpond-tests", master="local[2,4]") as session:

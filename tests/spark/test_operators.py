@@ -270,3 +270,49 @@ def test_a_frame_of_answers_can_be_used_more_than_once(
     views(frame(spark, [(1, 15), (2, 15), (3, 15)], "k long, t long"), 0)
     assert counts == [1]
     assert spark.read.parquet(str(tmp_path / "out")).count() == 3
+
+
+def test_a_row_that_waits_is_never_late(pond: mp.Pond, spark: SparkSession) -> None:
+    state = pond.state("s", key="long", value="long")
+    update = state.update(key="k", at="t", value="v", name="feed")
+    update(frame(spark, [(1, 5, 5)]), 0)
+    sink: dict[int, list[Any]] = {}
+    views = state.fetch(key="k", at="t", into="v", delay=1, name="views").to(collected(sink))
+    views(frame(spark, [(1, 10), (1, 30)], "k long, t long"), 0)
+    assert views.pending().rows == 2
+    update(frame(spark, [(1, 9, 9), (1, 40, 40)]), 1)
+    views(frame(spark, [], "k long, t long"), 1)
+    assert sorted(sink[1]) == [(1, 10, 9), (1, 30, 9)]
+    # Once everything is final there is nothing left to wait for.
+    state.finish("feed")
+    views(frame(spark, [(1, 45)], "k long, t long"), 2)
+    assert sink[2] == [(1, 45, 40)]
+    assert (views.pending().rows, views.pending().late) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["timestamp_ntz", "date", "timestamp"])
+def test_times_mean_the_same_in_every_session_zone(pond: mp.Pond, spark: SparkSession, kind: str) -> None:
+    state = pond.state("s", key="long", value="long")
+    noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
+    state.update(key="k", at="t", value="v", name="feed")(
+        pa.table({"k": [1, 1], "t": [noon - timedelta(days=1), noon], "v": [1, 2]}), 0
+    )
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        texts = {"timestamp": ["2026-01-02 20:59:59", "2026-01-02 21:00:00"]}.get(
+            kind,
+            ["2026-01-02 11:59:59", "2026-01-02 18:00:00"]
+            if kind != "date"
+            else ["2026-01-02", "2026-01-03"],
+        )
+        asked = spark.createDataFrame([(1, text) for text in texts], "k long, text string").select(
+            "k", f.col("text").cast(kind).alias("t")
+        )
+        fetch = state.fetch(key="k", at="t", into="v")
+        assert [row["v"] for row in fetch.now(asked, waiting="drop").collect()] == [1]
+        with pytest.raises(RowsWaiting) as error:
+            fetch.now(asked)
+        assert error.value.rows == 1
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)

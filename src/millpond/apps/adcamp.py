@@ -62,7 +62,7 @@ def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS) -> bool:
     with tempfile.TemporaryDirectory(prefix="millpond-adcamp-") as folder:
         out.print("starting Spark and a pond (the first time, kernels are compiled) ...")
         with spark_session("adcamp") as spark, mp.open(os.path.join(folder, "pond"), spark=spark) as pond:
-            warm_up(spark, pond)
+            warm_up(spark, pond, folder)
             campaigns = pond.state("campaigns", key="long", value="string")
             streams = Streams(spark, campaigns, folder, rate, keys, rows)
             try:
@@ -114,7 +114,7 @@ def _event_time(rate: int) -> str:
 # The two queries
 
 
-def warm_up(spark: SparkSession, pond: mp.Pond) -> None:
+def warm_up(spark: SparkSession, pond: mp.Pond, folder: str) -> None:
     """One small epoch of each kind, so that the streams do not begin by loading code."""
     rehearsal = pond.state("rehearsal", key="long", value="string")
     source = spark.range(1_000).selectExpr("id AS value", "current_timestamp() AS timestamp")
@@ -122,9 +122,8 @@ def warm_up(spark: SparkSession, pond: mp.Pond) -> None:
     feed(updates(source, rate=1_000, keys=100, rows=1_000), 0)
     rehearsal.finish("feed")
     asked = views(source, rate=1_000, keys=100, rows=1_000)
-    rehearsal.fetch(key="ad", at="ts", into="campaign").now(asked).write.format("noop").mode(
-        "overwrite"
-    ).save()
+    answers = rehearsal.fetch(key="ad", at="ts", into="campaign").now(asked)
+    answers.write.parquet(os.path.join(folder, "rehearsal"))
 
 
 class Streams:
@@ -329,7 +328,9 @@ LATENCY_MEANS = (
 
 
 def _since_start(progress: float) -> str:
-    return f"{progress:+}" if math.isinf(progress) else f"{(progress - START_US) / MICROS:.1f} s"
+    if math.isinf(progress):
+        return f"{progress:+}"
+    return f"{round((progress - START_US) / MICROS, 1) + 0.0:.1f} s"  # + 0.0: no negative zero
 
 
 def _seconds(latency_s: float | None) -> str:
@@ -353,19 +354,23 @@ class Comparison(NamedTuple):
 
 def compare(folder: str) -> Comparison:
     """Every answer beside that of an ASOF JOIN of the same files, which shares no code with the pond."""
-    found = duckdb.connect().execute(
-        """
-        WITH updates AS (FROM read_parquet($folder || '/updates/*/*.parquet', hive_partitioning = false)),
-             answers AS (FROM read_parquet($folder || '/answers/*/*.parquet', hive_partitioning = false)),
-             compared AS (
-                 SELECT a.view, a.campaign IS DISTINCT FROM u.campaign AS wrong
-                 FROM answers a ASOF LEFT JOIN updates u ON a.ad = u.ad AND a.ts >= u.ts
-             )
-        SELECT (SELECT count(*) FROM updates), count(*), count_if(wrong), count(*) - count(DISTINCT view)
-        FROM compared
-        """,
-        {"folder": folder},
-    )
-    row = found.fetchone()
+    with duckdb.connect() as connection:
+        connection.execute("SET enable_progress_bar = false")
+        for name in ("updates", "answers"):
+            # As tables their sizes are known: from files, DuckDB may choose to compare each row with each.
+            connection.execute(
+                f"CREATE TABLE {name} AS FROM read_parquet($files, hive_partitioning = false)",
+                {"files": os.path.join(folder, name, "*", "*.parquet")},
+            )
+        row = connection.execute(
+            """
+            WITH compared AS (
+                SELECT a.view, a.campaign IS DISTINCT FROM u.campaign AS wrong
+                FROM answers a ASOF LEFT JOIN updates u ON a.ad = u.ad AND a.ts >= u.ts
+            )
+            SELECT (SELECT count(*) FROM updates), count(*), count_if(wrong), count(*) - count(DISTINCT view)
+            FROM compared
+            """
+        ).fetchone()
     assert row is not None
     return Comparison(*(int(number) for number in row))

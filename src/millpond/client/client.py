@@ -59,6 +59,11 @@ class Client:
             if self._placement is None:
                 self._check_open()
                 self._placement = self._coordinator.call(Locate())
+                # Connections to containers that have ended are let go.
+                serving = {info.address for info in self._placement.containers}
+                self._connections = {
+                    address: kept for address, kept in self._connections.items() if address in serving
+                }
             return self._placement
 
     def stage(

@@ -16,6 +16,9 @@ class Link(NamedTuple):
     token: str = ""
     token_file: str = ""
 
+    def __repr__(self) -> str:
+        return f"Link({self.address!r})"
+
     def connect(self) -> Client:
         token = self.token or self._read()
         return Client(FlightConnection(self.address, token), FlightDialer(token), link=self)

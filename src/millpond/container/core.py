@@ -19,6 +19,9 @@ from millpond.stores.rows import digest_rows
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.messages import Apply, Prepare, Prepared, Stage, Staged, StateSpec
 
+# Of one partition: the one that counts, its speculative twin, and some zombies.
+ATTEMPTS_KEPT = 8
+
 
 class Record(NamedTuple):
     """One epoch's rows in this container, as the log keeps them."""
@@ -105,12 +108,17 @@ class Core:
         with self._lock:
             # What comes after its epoch was applied is a zombie's, and nobody will ask for it.
             if message.epoch > self.vector[message.state].get(message.writer, -1):
+                # An epoch begins when the one before is decided: nobody will ask for that one's any more.
+                self._forget_staged(message.state, message.writer, message.epoch - 1)
                 parts = self._staged.setdefault((message.state, message.writer, message.epoch), {})
                 parts[message.partition, message.attempt] = StagedPart(kept, digest)
+                others = [key for key in parts if key[0] == message.partition]
+                for key in others[:-ATTEMPTS_KEPT]:
+                    del parts[key]
         return Staged(rows=sum(sliced.batch.num_rows for sliced in kept), digest=digest)
 
     def prepare(self, message: Prepare) -> Append | Prepared:
-        """The record to append, or the answer itself if this epoch is prepared or applied already."""
+        """The record to append, or the answer itself if the same rows are prepared already."""
         self.state(message.state)
         with self._lock:
             applied = self.vector[message.state].get(message.writer, -1)
@@ -139,8 +147,11 @@ class Core:
     def appended(self, append: Append) -> Prepared:
         """The record is durable. A record of the same epoch that was prepared before is void."""
         with self._lock:
-            self._pending[append.record.state, append.record.writer] = append
-            return self._prepared(append.record)
+            record = append.record
+            self._pending[record.state, record.writer] = append
+            # The attempts that count are in the record now; the others were zombies'.
+            self._forget_staged(record.state, record.writer, record.epoch)
+            return self._prepared(record)
 
     def discard(self, state: str, writer: str, epoch: int) -> None:
         """Forgets a prepared epoch. Its record stays in the log, undecided, until the log is truncated."""
@@ -148,6 +159,7 @@ class Core:
             pending = self._pending.get((state, writer))
             if pending is not None and pending.record.epoch == epoch:
                 del self._pending[state, writer]
+            self._forget_staged(state, writer, epoch)
 
     def append_failed(self, append: Append) -> None:
         """The record may or may not be in the log: the next one takes its number and replaces it."""
@@ -170,9 +182,7 @@ class Core:
             self.vector[message.state][message.writer] = message.epoch
             if self._pending.get((message.state, message.writer)) is pending:
                 del self._pending[message.state, message.writer]
-            for key in [key for key in self._staged if key[:2] == (message.state, message.writer)]:
-                if key[2] <= message.epoch:
-                    del self._staged[key]
+            self._forget_staged(message.state, message.writer, message.epoch)
             self.rows_applied += rows
         return rows
 
@@ -224,6 +234,11 @@ class Core:
         for (name, writer), append in self._pending.items():
             assert append.record.epoch > self.vector[name].get(writer, -1), (name, writer)
             assert 0 < append.seq <= self._seq
+
+    def _forget_staged(self, state: str, writer: str, epoch: int) -> None:
+        """Lets go of what was staged up to that epoch. The caller holds the lock."""
+        for key in [key for key in self._staged if key[:2] == (state, writer) and key[2] <= epoch]:
+            del self._staged[key]
 
     def _prepared(self, record: Record) -> Prepared:
         return Prepared(term=self.term, rows=record.rows, digest=record.digest)

@@ -144,7 +144,7 @@ class HeldState:
         self._check_routed(keys, counts)
         highs = batch.column(1).to_numpy()
         lows = batch.column(2).to_numpy() if ranged else None
-        lowest = int(highs.min()) if lows is None else int(lows.min()) + 1
+        lowest = lowest_asked(lows, highs, rule)
         self.check_not_below(lowest)
         starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         asked = np.flatnonzero(counts).tolist()
@@ -205,6 +205,17 @@ class HeldState:
         for number in np.flatnonzero(counts).tolist():
             if number not in self.slices:
                 raise Moved(f"slice {number} is not served here", slice_id=number)
+
+
+def lowest_asked(lows: npt.NDArray[np.int64] | None, highs: npt.NDArray[np.int64], rule: str) -> Progress:
+    """The lowest time that an answer depends on, as far as compaction goes.
+
+    Compaction keeps the newest value below F, so that `latest` without a low bound depends on the upper bound
+    alone. Any other rule depends on all values of its range.
+    """
+    if lows is not None:
+        return int(lows.min()) + 1
+    return int(highs.min()) if rule == "latest" else -math.inf
 
 
 def _check_no_nulls(batch: pa.RecordBatch) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -115,7 +116,9 @@ def _maintain(service: ContainerService) -> None:
     while True:
         try:
             idle = service.maintain()
-        except OSError:
+        except Exception:  # noqa: BLE001 - upkeep goes on, whatever went wrong once; the metrics count it
+            traceback.print_exc()
+            service.upkeep_failures += 1
             idle = True
         time.sleep(IDLE_S if idle else BUSY_S)
 

@@ -70,6 +70,7 @@ class ContainerService:
         self._log_bytes = 0
         self._snapshot_pause_s_max = 0.0
         self._log_seconds = 0.0
+        self.upkeep_failures = 0
 
     # Handler
 
@@ -221,7 +222,7 @@ class ContainerService:
                 vector=plan.vector,
                 snapshots={
                     name: {number: held.snapshot for number, held in state.slices.items() if held.snapshot}
-                    for name, state in core.states.items()
+                    for name, state in list(core.states.items())
                 },
                 needs={},
             )
@@ -245,9 +246,11 @@ class ContainerService:
             held.dirty = False
             self._snapshot_pause_s_max = max(self._snapshot_pause_s_max, time.perf_counter() - started)
         try:
+            self._files.make_dir(snapshot_directory(self._root, state_name))
             head = SnapshotHead(state_name, number, vector)
             write_snapshot(self._files, self._root, name, head, state.rows_schema, [copy.export()])
-        except OSError:
+        except BaseException:
+            # Whatever it was: the slice must be in the next snapshot, or its log would be let go.
             held.dirty = True
             raise
         old, held.snapshot = held.snapshot, name
@@ -270,6 +273,7 @@ class ContainerService:
                 "checkpoints": self._checkpoints,
                 "log_records": core.plan_checkpoint().covered - self._manifest.covered,
                 "log_seconds": self._log_seconds,
+                "upkeep_failures": self.upkeep_failures,
                 "snapshot_pause_ms_max": self._snapshot_pause_s_max * 1e3,
             },
             states={

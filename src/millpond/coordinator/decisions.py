@@ -182,7 +182,7 @@ def replay_epoch(pond: PondRecord, message: CommitEpoch) -> EpochCommitted:
         raise EpochChanged(
             f"epoch {message.epoch} of updater {message.updater!r} was committed with {known.rows} rows"
             f" and has now other content ({rows_of(message)} rows)",
-            hint="the source does not replay the same rows; nothing was changed",
+            hint="nothing was changed: the source does not replay the same rows; new rows take the next epoch's number",
             epoch=message.epoch,
         )
     return EpochCommitted(message.epoch, known.rows, known.late, known.watermark, replayed=True)
@@ -273,23 +273,24 @@ def answered(pond: PondRecord, message: Answered) -> PondRecord:
     if not pins or pins[-1].epoch != message.epoch:
         # A replay of an epoch before the last: what it left waiting was taken up since.
         return pond
-    record = replace(pins[-1], waiting=message.waiting, lowest=message.lowest)
+    first_time = not pins[-1].answered
+    record = replace(pins[-1], answered=True, waiting=message.waiting, lowest=message.lowest)
+    queries = {**fetcher.queries, message.query: (*pins[:-1], record)}
     watermark = max(fetcher.watermark, message.watermark if message.watermark is not None else -math.inf)
-    lowest = watermark if message.lowest is None else min(watermark, message.lowest)
-    first_time = record != pins[-1] or watermark != fetcher.watermark
+    waiting = [record.lowest for record in _last_answered(queries) if record.lowest is not None]
     fetcher = replace(
         fetcher,
-        progress=max(fetcher.progress, lowest),
+        progress=max(fetcher.progress, min([watermark, *waiting])),
         watermark=watermark,
         late=fetcher.late + (message.late if first_time else 0),
-        queries={**fetcher.queries, message.query: (*pins[:-1], record)},
+        queries=queries,
     )
     return _with_fetcher(pond, state, message.fetcher, fetcher)
 
 
 def pending(pond: PondRecord, message: AskPending) -> Pending:
     fetcher = _fetcher_of(state_of(pond, message.state), message.fetcher)
-    newest = [pins[-1] for pins in fetcher.queries.values() if pins]
+    newest = _last_answered(fetcher.queries)
     return Pending(
         rows=sum(record.waiting for record in newest),
         since=min((record.lowest for record in newest if record.lowest is not None), default=None),
@@ -330,6 +331,12 @@ def digest_of(message: CommitEpoch) -> int:
 
 def rows_of(message: CommitEpoch) -> int:
     return sum(receipt.rows for receipt in message.receipts)
+
+
+def _last_answered(queries: dict[str, tuple[PinRecord, ...]]) -> list[PinRecord]:
+    """Of each query the last epoch that was answered: what it left waiting waits, also while the next one runs."""
+    answered_pins = [[record for record in pins if record.answered] for pins in queries.values()]
+    return [pins[-1] for pins in answered_pins if pins]
 
 
 def _find(epochs: QueryRecord, epoch: int) -> EpochRecord | None:

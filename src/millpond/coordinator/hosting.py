@@ -63,7 +63,7 @@ class Embedded:
             old = self._children.pop(container, None)
         if old is not None:
             _end(old)
-        log = open(self._log_path(container), "wb")  # noqa: SIM115 - handed to the child
+        log = open(self._log_path(container), "ab")  # noqa: SIM115 - handed to the child
         child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [
                 sys.executable,

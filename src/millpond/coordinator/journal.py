@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
 import msgspec
 import pyarrow as pa
@@ -64,7 +65,9 @@ class Journal:
         self._number += 1
         self.entries_written += 1
         reach("truncate.before")
-        self._files.remove(self._path(self._number - 1))
+        # The newest entry counts: one that cannot be removed does no harm.
+        with suppress(OSError):
+            self._files.remove(self._path(self._number - 1))
         reach("truncate.after")
 
     def _path(self, number: int) -> str:

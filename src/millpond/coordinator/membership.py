@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from millpond.coordinator.hosting import Host, Hosting
-from millpond.errors import CorruptFile, MillpondError, Unavailable
+from millpond.errors import ContainerFailed, CorruptFile, MillpondError, Unavailable
 from millpond.wire.connection import Connection, Dialer
 from millpond.wire.messages import Assign, ContainerStatus, Message
 
@@ -45,7 +45,7 @@ class Membership:
         self._assignment = assignment
         self._hosting: Hosting | None = None
         self._failed: dict[int, MillpondError] = {}
-        self._pool = ThreadPoolExecutor(max(4, 2 * count), "millpond-coordinator") if parallel else None
+        self._parallel = parallel
         self._closing = False
 
     def start(self, hosting: Hosting) -> None:
@@ -60,23 +60,34 @@ class Membership:
             self._hosting.stop()
         for live in self.live.values():
             live.connection.close()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
 
-    def recover(self, container: int, failed_term: int | None = None) -> None:
-        """Brings a container back, unless that was done since its incarnation `failed_term` failed."""
+    def recover(self, container: int, failed_term: int | None = None, broken: bool = False) -> None:
+        """Brings a container back, unless that was done since its incarnation `failed_term` failed.
+
+        One that answers is left alone, unless it is `broken`: then it is ended first.
+        """
         assert self._hosting is not None
         with self.lock:
             live = self.live.get(container)
             if self._closing or (failed_term is not None and live is not None and live.term > failed_term):
                 return
-            if live is not None and self._hosting.alive(container) and _answers(live.connection):
+            if (
+                live is not None
+                and not broken
+                and self._hosting.alive(container)
+                and _answers(live.connection)
+            ):
                 return
             started = time.perf_counter()
             try:
                 self._bring_up(container)
             except MillpondError as error:
                 self._failed[container] = error
+                return
+            except OSError as error:
+                self._failed[container] = ContainerFailed(
+                    f"container {container} cannot be started: {error}", container=container
+                )
                 return
             self._failed.pop(container, None)
             self.restarts += 1
@@ -127,9 +138,11 @@ class Membership:
 
     def map(self, work: Callable[[int], _T], containers: list[int]) -> list[_T]:
         """`work` on every container, at the same time where there are threads; raises a failure after all ended."""
-        if self._pool is None or len(containers) <= 1:
+        if not self._parallel or len(containers) <= 1:
             return [work(container) for container in containers]
-        futures = [self._pool.submit(work, container) for container in containers]
+        # Threads of its own for each call: work may wait for the lock, whose holder may wait for its own map.
+        with ThreadPoolExecutor(len(containers), "millpond-coordinator") as pool:
+            futures = [pool.submit(work, container) for container in containers]
         results, failures = [], []
         for future in futures:
             try:

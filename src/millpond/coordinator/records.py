@@ -49,6 +49,7 @@ class PinRecord(msgspec.Struct, frozen=True):
     epoch: int
     update: Progress
     late_below: Progress
+    answered: bool = False
     waiting: int = 0
     lowest: Progress | None = None
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -32,7 +32,6 @@ from millpond.errors import (
     MillpondError,
     StageLost,
     Unavailable,
-    WriteFailed,
 )
 from millpond.files import Files
 from millpond.times import Progress
@@ -68,10 +67,19 @@ from millpond.wire.messages import (
     Register,
     Report,
     StateList,
+    StateProgress,
     writer_id,
 )
 
 TIDY_S = 2.0
+
+
+class _Unseen(NamedTuple):
+    """An epoch that is decided: how to apply it, which incarnations hold it, and where its updater stood before."""
+
+    apply: Apply
+    terms: dict[int, int]
+    held_back: dict[str, Progress]
 
 
 class CoordinatorService:
@@ -87,10 +95,13 @@ class CoordinatorService:
         # Guards what is remembered: the record, the terms, what is held back.
         self._lock = threading.Lock()
         self._terms: dict[int, int] = {}
-        self._held_back: dict[str, dict[str, Progress]] = defaultdict(dict)
+        # By State, the epoch that is decided and not yet visible.
+        self._unseen: dict[str, _Unseen] = {}
         # Whether the journal may hold an entry that is not what is remembered.
         self._in_doubt = False
-        self._updater_locks: dict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
+        self._commit_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        # States that every container has been told of.
+        self._told: set[str] = set()
         # Whether every directory of an earlier incarnation is gone; asked at most every TIDY_S.
         self._tidy = False
         self._tidy_next_s = 0.0
@@ -178,8 +189,10 @@ class CoordinatorService:
         match message:
             case OpenState(spec):
                 with self._containers.lock:
-                    if self._change(lambda record: decisions.open_state(record, spec)):
+                    self._change(lambda record: decisions.open_state(record, spec))
+                    if spec.name not in self._told:
                         self._containers.tell_all(AddState(spec))
+                        self._told.add(spec.name)
             case ListStates():
                 return StateList([state.spec for state in self._record.states.values()])
             case Locate():
@@ -198,7 +211,7 @@ class CoordinatorService:
                 self._move_fetch_progress(state, lambda record: decisions.answered(record, message))
             case AskProgress(state):
                 with self._lock:
-                    return decisions.progress(decisions.state_of(self._record, state), self._held_back[state])
+                    return self._progress(state)
             case AskPending():
                 return decisions.pending(self._record, message)
             case AskMetrics():
@@ -221,8 +234,10 @@ class CoordinatorService:
     # Epochs
 
     def _commit(self, message: CommitEpoch) -> EpochCommitted:
-        """Prepare, decide, apply, publish."""
-        with self._updater_locks[message.state, message.updater]:
+        """Prepare, decide, apply, publish. One epoch of a State at a time: containers log in the order of decisions."""
+        decisions.state_of(self._record, message.state)
+        with self._commit_locks[message.state]:
+            self._make_visible(message.state)
             if decisions.begin_epoch(self._record, message).replayed:
                 self._epochs_replayed += 1
                 return decisions.replay_epoch(self._record, message)
@@ -230,30 +245,33 @@ class CoordinatorService:
             attempts = {receipt.partition: receipt.attempt for receipt in message.receipts}
             prepare = Prepare(message.state, writer, message.epoch, attempts)
             try:
-                prepared, committed = self._decide(message, prepare)
-            except WriteFailed:
-                # The journal may hold the decision after all: what was prepared must stay.
-                raise
+                committed = self._decide(message, prepare)
             except MillpondError:
-                self._containers.map(
-                    partial(self._discard, Discard(message.state, writer, message.epoch)),
-                    list(self._containers.live),
-                )
+                # In doubt, the journal may hold the decision after all: then what was prepared must stay.
+                if not self._in_doubt:
+                    discard = Discard(message.state, writer, message.epoch)
+                    self._containers.map(partial(self._discard, discard), list(self._containers.live))
                 raise
-            apply = Apply(message.state, writer, message.epoch)
-            self._containers.map(
-                lambda c: self._ask_until_applied(c, apply, prepared[c].term), self._containers.ids
-            )
-            reach("publish.before")
-            with self._lock:
-                del self._held_back[message.state][message.updater]
-            reach("publish.after")
+            self._make_visible(message.state)
             self._epochs_committed += 1
         if not self._tidy and time.monotonic() > self._tidy_next_s:
             self.remove_unneeded()
         return committed
 
-    def _decide(self, message: CommitEpoch, prepare: Prepare) -> tuple[dict[int, Prepared], EpochCommitted]:
+    def _make_visible(self, state: str) -> None:
+        """Has every container apply the State's decided epoch, if there is one that is not visible yet; publishes U."""
+        unseen = self._unseen.get(state)
+        if unseen is None:
+            return
+        self._containers.map(
+            lambda c: self._ask_until_applied(c, unseen.apply, unseen.terms[c]), self._containers.ids
+        )
+        reach("publish.before")
+        with self._lock:
+            del self._unseen[state]
+        reach("publish.after")
+
+    def _decide(self, message: CommitEpoch, prepare: Prepare) -> EpochCommitted:
         """Has every container prepare the epoch, then writes the journal entry that decides it."""
         if self._in_doubt:
             # An entry that failed may be on the disk. It must not come to decide what is prepared from here on.
@@ -278,8 +296,12 @@ class CoordinatorService:
             record, committed = decisions.commit_epoch(self._record, message)
             took_part = {directory_name(answer.term, c) for c, answer in prepared.items()}
             self._write(replace(record, rests_on=tuple(sorted({*record.rests_on, *took_part}))))
-            self._held_back[message.state][message.updater] = watermark
-        return prepared, committed
+            self._unseen[message.state] = _Unseen(
+                Apply(message.state, prepare.writer, message.epoch),
+                {container: answer.term for container, answer in prepared.items()},
+                {message.updater: watermark},
+            )
+        return committed
 
     def _discard(self, discard: Discard, container: int) -> None:
         """A container that is away has nothing prepared when it comes back."""
@@ -306,12 +328,21 @@ class CoordinatorService:
                 return
             except Unavailable:
                 self._containers.await_back(container, term)
+            except MillpondError:
+                # It holds the record and could not apply it: let it begin anew from its log.
+                self._containers.recover(container, term, broken=True)
+                self._containers.await_back(container, term)
+
+    def _progress(self, state: str) -> StateProgress:
+        """Progress as it is published: an epoch that is not visible everywhere does not count."""
+        unseen = self._unseen.get(state)
+        return decisions.progress(
+            decisions.state_of(self._record, state), unseen.held_back if unseen is not None else {}
+        )
 
     def _pin(self, message: Pin) -> Pinned:
         with self._lock:
-            state = decisions.state_of(self._record, message.state)
-            published = decisions.progress(state, self._held_back[message.state]).update
-            record, pinned = decisions.pin(self._record, message, published)
+            record, pinned = decisions.pin(self._record, message, self._progress(message.state).update)
             if record is not self._record:
                 self._write(record)
             return pinned
@@ -346,8 +377,11 @@ class CoordinatorService:
     # Containers
 
     def remove_unneeded(self) -> None:
-        """Removes directories of earlier incarnations that no container needs any more."""
-        with self._containers.lock:
+        """Removes directories of earlier incarnations that no container needs any more.
+
+        What cannot be removed now is tried again later: it is in nobody's way.
+        """
+        with self._containers.lock, suppress(OSError):
             try:
                 reports: list[ContainerReport] = self._containers.map(
                     lambda c: self._containers.ask(c, ContainerStatus()), list(self._containers.live)

@@ -6,6 +6,7 @@ an epoch again gives the same. Rows that wait are kept under the pond's root, an
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -29,10 +30,15 @@ LOCAL_QUERY = "local"
 
 
 class _Left(NamedTuple):
-    """What an epoch leaves behind: rows that wait, the lowest time they ask for; and what it saw of new rows."""
+    """What an epoch leaves behind: how many rows wait, and the lowest time they ask for."""
 
     waiting: int
     lowest: int | None
+
+
+class _Seen(NamedTuple):
+    """The new rows of an epoch: the newest time they ask for, and how many came too late."""
+
     newest: int | None
     late: int
 
@@ -66,12 +72,15 @@ class Answering:
         asking.check_into(frame.columns)
         query = frames.query_of(frame) or LOCAL_QUERY
         pinned: Pinned = self._client.call(Pin(asking.state, self.name, query, epoch))
-        rows = frame
+        # Only new rows can be late: those that wait hold the fetcher's progress back.
+        rows = frame.filter(~self._late(frame, pinned))
         if pinned.previous is not None:
             kept = frame.sparkSession.read.schema(frame.schema)
-            rows = frame.unionByName(kept.parquet(self._waiting(query, pinned.previous)))
+            rows = rows.unionByName(kept.parquet(self._waiting(query, pinned.previous)))
         left = self._keep_waiting(rows, pinned, query, epoch)
-        self._to(self._answers(rows, pinned), epoch)
+        seen = self._seen(frame, pinned)
+        ready = rows.filter(self._ready(rows, pinned))
+        self._to(answers_of(self._client, asking, ready), epoch)
         self._client.call(
             Answered(
                 state=asking.state,
@@ -79,9 +88,9 @@ class Answering:
                 query=query,
                 epoch=epoch,
                 waiting=left.waiting,
-                late=left.late,
+                late=seen.late,
                 lowest=left.lowest,
-                watermark=self._watermark(frame, left),
+                watermark=self._watermark(frame, seen),
             )
         )
         shutil.rmtree(self._waiting(query, epoch - 2), ignore_errors=True)
@@ -97,7 +106,7 @@ class Answering:
             return frames.below(frames.micros(rows.schema, self._asking.high), pinned.update)
         if self._asking.low is not None:
             return frames.below(frames.micros(rows.schema, self._asking.low), pinned.update)
-        return frames.always(pinned.update > -float("inf"))
+        return frames.always(pinned.update > -math.inf)
 
     def _late(self, rows: DataFrame, pinned: Pinned) -> Column:
         """Rows that ask for a time below what this fetcher said it would still ask for."""
@@ -114,32 +123,29 @@ class Answering:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        everything_ready = pinned.update == float("inf")
-        if everything_ready and self._delay is None:
-            return _Left(0, None, None, 0)
-        late = self._late(rows, pinned)
-        seen, kept = Observation(), Observation()
-        waiting = (
-            rows.observe(
-                seen,
-                f.max(self._lowest(rows)).alias("newest"),
-                f.coalesce(f.sum(late.cast("long")), f.lit(0)).alias("late"),
-            )
-            .filter(~self._ready(rows, pinned) & ~late)
-            .observe(kept, f.count(f.lit(1)).alias("rows"), f.min(self._lowest(rows)).alias("lowest"))
+        if pinned.update == math.inf:
+            return _Left(0, None)
+        kept = Observation()
+        waiting = rows.filter(~self._ready(rows, pinned)).observe(
+            kept, f.count(f.lit(1)).alias("rows"), f.min(self._lowest(rows)).alias("lowest")
         )
         waiting.write.mode("overwrite").parquet(self._waiting(query, epoch))
-        return _Left(kept.get["rows"], kept.get["lowest"], seen.get["newest"], seen.get["late"])
+        return _Left(kept.get["rows"], kept.get["lowest"])
 
-    def _answers(self, rows: DataFrame, pinned: Pinned) -> DataFrame:
-        """Lazy and pure: may be used any number of times."""
-        ready = rows.filter(self._ready(rows, pinned) & ~self._late(rows, pinned))
-        return answers_of(self._client, self._asking, ready)
+    def _seen(self, frame: DataFrame, pinned: Pinned) -> _Seen:
+        """What only a fetcher with a delay must know of its new rows."""
+        from pyspark.sql import functions as f
 
-    def _watermark(self, frame: DataFrame, left: _Left) -> Progress | None:
-        if self._delay is None or left.newest is None:
+        if self._delay is None:
+            return _Seen(None, 0)
+        late = f.sum(self._late(frame, pinned).cast("long"))
+        newest, count = frame.agg(f.max(self._lowest(frame)), f.coalesce(late, f.lit(0))).first() or (None, 0)
+        return _Seen(newest, count)
+
+    def _watermark(self, frame: DataFrame, seen: _Seen) -> Progress | None:
+        if self._delay is None or seen.newest is None:
             return None
-        return left.newest - delay_for(frames.kind_of(frame.schema, self._asking.high), self._delay)
+        return seen.newest - delay_for(frames.kind_of(frame.schema, self._asking.high), self._delay)
 
     def _waiting(self, query: str, epoch: int) -> str:
         root = self._client.placement().root

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.client import Client
+from millpond.container.held import lowest_asked
 from millpond.errors import BadOption
 from millpond.ops.columns import Names, as_names, check_column_name, keys_of, times_of
 from millpond.rules import FetchRule
@@ -32,10 +33,10 @@ class Questions(NamedTuple):
         lows = None if self.lows is None else self.lows[rows]
         return Questions(self.keys.take(rows), lows, self.highs[rows], self.kind)
 
-    def check_not_below(self, fetch_progress: Progress) -> None:
+    def check_not_below(self, fetch_progress: Progress, rule: str) -> None:
         if len(self.highs) == 0 or fetch_progress == -math.inf:
             return
-        lowest = int(self.highs.min()) if self.lows is None else int(self.lows.min()) + 1
+        lowest = lowest_asked(self.lows, self.highs, rule)
         if lowest < fetch_progress:
             raise below_fetch_progress(lowest, fetch_progress, self.kind)
 

@@ -95,11 +95,14 @@ def micros(schema: StructType, name: str) -> Column:
 
     simple = schema[name].dataType.simpleString()
     column = f.col(quoted(name))
+    # Without a zone it counts as UTC, whatever the session's zone: no cast to timestamp.
     if simple == "timestamp_ntz":
-        # Without a zone it counts as UTC, whatever the session's zone.
-        return f.unix_micros(f.to_utc_timestamp(column.cast("timestamp"), f.lit("UTC")))
-    if simple in ("timestamp", "date"):
-        return f.unix_micros(column.cast("timestamp"))
+        since = (column - f.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'")).cast("interval second")
+        return (since.cast("decimal(20,6)") * 1_000_000).cast("long")
+    if simple == "date":
+        return f.unix_date(column).cast("long") * 86_400_000_000
+    if simple == "timestamp":
+        return f.unix_micros(column)
     return column.cast("long")
 
 

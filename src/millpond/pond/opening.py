@@ -18,7 +18,7 @@ from millpond.errors import BadOption, BadRoot, PondInUse
 from millpond.files import OsFiles
 from millpond.pond.pond import Pond
 from millpond.wire.connection import LocalConnection
-from millpond.wire.flight import FlightConnection, FlightDialer, FlightService
+from millpond.wire.flight import FlightConnection, FlightDialer, FlightService, check_host
 from millpond.wire.messages import Locate
 
 SLICES_MAX = 65_535
@@ -49,6 +49,7 @@ def open_pond(
         threads = max(1, (os.cpu_count() or 1) // containers)
     _check_count("threads", threads, 1, 1024)
     _check_count("port", port, 0, 65_535)
+    check_host(host)
     embedded = _EmbeddedPond(_checked_root(root))
     try:
         embedded.start(containers, threads, slices, host, port)
@@ -108,8 +109,8 @@ class _EmbeddedPond:
             self._token = _token(self._root)
         except BlockingIOError:
             raise PondInUse(
-                f"another process has the pond at {self._root} open",
-                hint="join it with mp.connect(address, token), or close it there first",
+                f"the pond at {self._root} is open already, here or in another process",
+                hint="use the pond that is open, join it with mp.connect(address, token), or close it first",
                 root=self._root,
             ) from None
         except OSError as error:
@@ -117,8 +118,9 @@ class _EmbeddedPond:
         _await_orphans(self._root)
         coordinator = CoordinatorService(files, self._root, containers, FlightDialer(self._token))
         self._coordinator = coordinator
-        self._server = FlightService(coordinator, self._token, host, port)
         coordinator.start(Embedded(self._root, threads, coordinator.recover), slices)
+        # Last: whoever joins finds a pond that knows what it holds.
+        self._server = FlightService(coordinator, self._token, host, port)
 
     @property
     def address(self) -> str:
@@ -131,12 +133,13 @@ class _EmbeddedPond:
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        if self._server is not None:
-            self._server.shutdown()
-            self._server = None
+        # The coordinator first: calls that wait for a container are let go, and the server need not wait for them.
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
+        if self._server is not None:
+            self._server.shutdown()
+            self._server = None
         if self._lock_file is not None:
             self._lock_file.close()
             self._lock_file = None

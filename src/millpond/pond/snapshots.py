@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pyarrow as pa
 
-from millpond.errors import RowsWaiting
+from millpond.errors import BadOption, RowsWaiting
 from millpond.schema import parse_ddl
 from millpond.stores.keys import decode_keys
 from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, below_fetch_progress, format_time
@@ -27,6 +29,10 @@ def snapshot_time(at: Progress | None, progress: StateProgress) -> Progress | No
         if newest_final < progress.fetch - 1 and newest_final < TIME_MAX:
             raise below_fetch_progress(newest_final, progress.fetch, kind)
         return newest_final
+    if math.isinf(at):
+        raise BadOption(
+            "a snapshot is of a time, or of all that is final", hint="leave the time out", option="at"
+        )
     if at < progress.fetch:
         raise below_fetch_progress(at, progress.fetch, kind)
     if at > newest_final:

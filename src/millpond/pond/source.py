@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from millpond.errors import BadOption, UnknownState
 from millpond.ops.frames import spark_schema
 from millpond.ops.tasks import client_of
 from millpond.pond.snapshots import kind_of, snapshot_schema, snapshot_table, snapshot_time
-from millpond.times import Progress
+from millpond.times import Progress, time_of
 from millpond.wire.messages import AskProgress, ListStates, StateList, StateProgress, StateSpec
 
 if TYPE_CHECKING:
@@ -120,5 +120,4 @@ def _parse_as_of(text: str | None) -> int | None:
             hint='for example "2026-01-01T12:00:00Z"',
             option="asOf",
         ) from None
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return int((aware - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)
+    return time_of(moment)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+import operator
+from datetime import datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,10 +16,8 @@ from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
 from millpond.pond.snapshots import kind_of, snapshot_table, snapshot_time
 from millpond.rules import FetchRule, latest
-from millpond.times import TIME_MAX, TIME_MIN, Progress
+from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of
 from millpond.wire.messages import AskProgress, Register, Report, StateProgress, StateSpec, check_name
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class State:
@@ -136,12 +136,14 @@ class State:
         return snapshot_table(self._spec, kind_of(progress), rows)
 
 
-def _progress(at: Progress | datetime | None) -> Progress | None:
+def _progress(at: Any) -> Progress | None:
+    """What a user gave as a time; numbers of any kind that are whole."""
+    if at is None:
+        return None
     if isinstance(at, datetime):
-        aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-        return (aware - _EPOCH) // timedelta(microseconds=1)
-    if isinstance(at, bool) or not isinstance(at, int | float | None):
+        return time_of(at)
+    if isinstance(at, float) and math.isinf(at):
+        return at
+    if isinstance(at, bool) or not hasattr(at, "__index__") or not TIME_MIN <= operator.index(at) <= TIME_MAX:
         raise BadOption(f"{at!r} is not a time", hint="give an integer or a datetime", option="at")
-    if not TIME_MIN <= at <= TIME_MAX if isinstance(at, int) else at is not None and not math.isinf(at):
-        raise BadOption(f"{at!r} is not a time", hint="give an integer or a datetime", option="at")
-    return at
+    return operator.index(at)

@@ -244,10 +244,12 @@ class VersionedSlice:
         _, positions = self._all_positions()
         refs = np.empty(len(positions), np.int64)
         lookups.gather_refs(self._arena.cells, self._layout.reference, positions, refs)
+        heaps: dict[int, Heap] = {}
         for c, heap in self._heaps.items():
-            live = heap_for(heap.type)
-            live.append(heap.take(refs))
-            self._heaps[c] = live
+            heaps[c] = heap_for(heap.type)
+            heaps[c].append(heap.take(refs))
+        # All or none: references count for every heap alike.
+        self._heaps = heaps
         compaction.renumber(self._index.entries, self._arena.cells, self._control, self._layout.reference)
 
 

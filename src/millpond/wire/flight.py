@@ -51,16 +51,21 @@ class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
             raise fl.FlightUnauthenticatedError("the token is missing or wrong")
 
 
+def check_host(host: str) -> None:
+    """Only loopback: what a pond sends is not encrypted."""
+    if host not in LOOPBACK:
+        raise BadOption(
+            f"a pond does not listen on {host}: its traffic is not encrypted",
+            hint="use 127.0.0.1 and reach it from elsewhere through a tunnel, for example ssh -L",
+            option="host",
+        )
+
+
 class FlightService(fl.FlightServerBase):  # type: ignore[misc]
     """Serves one handler on loopback, on a port that the system picks unless one is given."""
 
     def __init__(self, handler: Handler, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
-        if host not in LOOPBACK:
-            raise BadOption(
-                f"a pond does not listen on {host}: its traffic is not encrypted",
-                hint="use 127.0.0.1 and reach it from elsewhere through a tunnel, for example ssh -L",
-                option="host",
-            )
+        check_host(host)
         if not token:
             raise BadOption("a pond does not listen without a token", option="token")
         self._handler = handler

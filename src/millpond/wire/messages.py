@@ -185,7 +185,7 @@ class Fetch(Message, frozen=True, tag=True):
 
 
 class ReadSlices(Message, frozen=True, tag=True):
-    """One row per key: the newest version with time <= `at` (all versions if `at` is +inf)."""
+    """One row per key: the newest version with time <= `at`; of all its versions if `at` is +inf."""
 
     state: Name
     at: Progress

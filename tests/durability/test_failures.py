@@ -1,0 +1,200 @@
+"""What goes wrong in the middle, other than by a crash: it is made good, or nothing of it stays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import millpond as mp
+from millpond.container.service import ContainerService
+from millpond.coordinator import decisions
+from millpond.coordinator.records import PondRecord
+from millpond.crashpoints import armed
+from millpond.errors import BelowFetchProgress, MessageTooLarge, MillpondError, WriteFailed
+from millpond.ops.update import Update
+from millpond.schema import format_ddl, parse_ddl
+from millpond.stores.versioned import VersionedSlice
+from millpond.testing import LossyFiles
+from millpond.testing.local import LocalPond
+from millpond.wire.messages import Answered, AskPending, Pin, Register, StateSpec
+
+
+def rows(keys: list[int], times: list[int], values: list[Any]) -> pa.Table:
+    return pa.table({"k": keys, "t": times, "v": values})
+
+
+def feeding(pond: mp.Pond, name: str = "feed") -> tuple[mp.State, Update]:
+    state = pond.state("s", key="long", value="long")
+    return state, state.update(key="k", at="t", value="v", name=name)
+
+
+def restart(pond: LocalPond) -> None:
+    for container in list(pond.hosting.services):
+        pond.hosting.kill(container)
+        pond.coordinator.recover(container)
+
+
+@pytest.mark.parametrize("containers", [1, 3])
+def test_an_epoch_that_could_not_be_applied_is_made_good(containers: int) -> None:
+    pond = LocalPond(LossyFiles(), containers=containers)
+    state, feed = feeding(pond)
+
+    def fails(_: str) -> None:
+        raise MillpondError("the pond failed: MemoryError")
+
+    with armed("apply.before", action=fails) as plan:
+        feed(rows([1, 2, 3], [10, 10, 10], [1, 2, 3]), 0)
+    assert plan.fired
+    assert state.progress().update == 10
+    assert feed(rows([1, 2, 3], [10, 10, 10], [1, 2, 3]), 0).replayed
+    feed(rows([4], [20], [4]), 1)
+    state.finish("feed")
+    before = state.snapshot().sort_by("key").to_pylist()
+    assert [row["value"] for row in before] == [1, 2, 3, 4]
+    pond.checkpoint()
+    restart(pond)
+    assert state.snapshot().sort_by("key").to_pylist() == before
+
+
+def test_rules_over_all_values_are_refused_once_some_may_be_gone() -> None:
+    pond = LocalPond(LossyFiles())
+    state, feed = feeding(pond)
+    feed(rows([1, 1, 1], [1, 2, 3], [10, 20, 30]), 0)
+    state.finish("feed")
+    asked = pa.table({"k": [1], "t": [15]})
+    rules = [mp.count(), mp.total(), mp.values(), mp.smallest(), mp.largest()]
+    before = [state.fetch(key="k", at="t", into="a", rule=rule).now(asked)["a"].to_pylist() for rule in rules]
+    assert before == [[3], [60], [[10, 20, 30]], [10], [30]]
+    state.report("dashboard", fetch=10)
+    pond.maintain()
+    for rule in rules:
+        with pytest.raises(BelowFetchProgress):
+            state.fetch(key="k", at="t", into="a", rule=rule).now(asked)
+    assert state.fetch(key="k", at="t", into="a").now(asked)["a"].to_pylist() == [30]
+
+
+def test_a_snapshot_that_fails_lets_go_of_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    pond = LocalPond(LossyFiles(), slices=1)
+    state, feed = feeding(pond)
+    feed(rows([1], [10], [1]), 0)
+    state.finish("feed")
+
+    def too_large(_: VersionedSlice) -> Any:
+        raise MessageTooLarge("a column of 3 GiB", size=1, limit=1)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(VersionedSlice, "export", too_large)
+        with pytest.raises(MessageTooLarge):
+            pond.checkpoint()
+    pond.checkpoint()
+    restart(pond)
+    assert state.snapshot().to_pylist() == [{"key": 1, "time": 10, "value": 1}]
+
+
+def test_a_heap_rewrite_that_fails_changes_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    pond = LocalPond(LossyFiles(), slices=1)
+    state = pond.state("s", key="long", value="a string, b string")
+    feed = state.update(key="k", at="t", value=["a", "b"], name="feed")
+    for epoch in range(3):
+        feed(pa.table({"k": [1], "t": [epoch], "a": [f"a{epoch}"], "b": [f"b{epoch}"]}), epoch)
+    state.finish("feed")
+    store = pond.hosting.services[0].core.state("s").slices[0].store
+    second = store._heaps[1]
+
+    take = type(second).take
+
+    def fails_for_the_second(heap: Any, refs: Any) -> Any:
+        if heap is second:
+            raise MessageTooLarge("2 GiB", size=1, limit=1)
+        return take(heap, refs)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(second), "take", fails_for_the_second)
+        state.report("dashboard", fetch=100)
+        with pytest.raises(MessageTooLarge):
+            pond.maintain()
+    assert state.snapshot().to_pylist() == [{"key": 1, "time": 2, "a": "a2", "b": "b2"}]
+    pond.maintain()
+    assert state.snapshot().to_pylist() == [{"key": 1, "time": 2, "a": "a2", "b": "b2"}]
+    pond.validate()
+
+
+def test_a_container_that_cannot_write_its_log_pins_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    pond = LocalPond(LossyFiles(), containers=2)
+    state, feed = feeding(pond)
+    _, other = feeding(pond, "other")
+    append = ContainerService._append
+
+    def full(service: ContainerService, *given: Any) -> None:
+        if service.core.container == 1:
+            raise WriteFailed("no space left", path="log")
+        append(service, *given)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ContainerService, "_append", full)
+        with pytest.raises(WriteFailed):
+            feed(rows([1, 2, 3, 4], [1, 1, 1, 1], [1, 1, 1, 1]), 0)
+    for epoch in range(5):
+        other(rows([1], [epoch], [epoch]), epoch)
+    pond.checkpoint()
+    for service in pond.hosting.services.values():
+        assert service._report().metrics["log_records"] == 0
+        assert service.core.plan_checkpoint().covered == service.core._seq
+        assert service.core.staged_rows() == 0
+    assert state.progress().updaters["feed"] == -math.inf
+
+
+def test_staged_rows_that_nobody_commits_do_not_pile_up() -> None:
+    pond = LocalPond(LossyFiles())
+    _, feed = feeding(pond)
+    from millpond.ops.update import LOCAL_QUERY
+    from millpond.wire.messages import BeginEpoch
+
+    for _ in range(50):
+        plan = pond._client.call(BeginEpoch("s", "feed", LOCAL_QUERY, 0))
+        feed._stage(rows([1] * 100, list(range(100)), [1] * 100), plan, 0, LOCAL_QUERY)
+    assert pond.hosting.services[0].core.staged_rows() <= 800
+    feed(rows([1], [1], [1]), 0)
+    assert pond.hosting.services[0].core.staged_rows() == 0
+
+
+def fetching() -> PondRecord:
+    pond = decisions.open_state(
+        PondRecord(slices=1),
+        StateSpec(
+            "s",
+            format_ddl(parse_ddl("long", "key")),
+            format_ddl(parse_ddl("long", "value")),
+            mp.put(),
+            mp.keep_latest(),
+        ),
+    )
+    return decisions.register(pond, Register("s", "views", "fetcher"))
+
+
+def answer(pond: PondRecord, query: str, epoch: int, **left: Any) -> PondRecord:
+    pond, _ = decisions.pin(pond, Pin("s", "views", query, epoch), 5)
+    chosen = {"waiting": 0, "late": 0, "lowest": None, "watermark": None} | left
+    return decisions.answered(pond, Answered("s", "views", query, epoch, **chosen))
+
+
+def test_a_fetcher_in_two_queries_is_held_back_by_what_waits_in_either() -> None:
+    pond = answer(fetching(), "one", 0, waiting=1, lowest=10, watermark=50)
+    pond = answer(pond, "two", 0, watermark=1000)
+    assert pond.states["s"].fetch_progress == 10
+    # While the next epoch runs, what waited still waits.
+    pond, _ = decisions.pin(pond, Pin("s", "views", "one", 1), 60)
+    assert decisions.pending(pond, AskPending("s", "views")).rows == 1
+    pond = answer(pond, "two", 1, watermark=2000)
+    assert pond.states["s"].fetch_progress == 10
+    pond = answer(pond, "one", 1, watermark=60)
+    assert pond.states["s"].fetch_progress == 2000
+
+
+def test_late_rows_of_a_fetch_are_counted_once() -> None:
+    pond = answer(fetching(), "one", 0, late=7)
+    pond = answer(pond, "one", 0, late=7)
+    assert decisions.pending(pond, AskPending("s", "views")).late == 7
