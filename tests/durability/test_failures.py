@@ -12,14 +12,15 @@ import millpond as mp
 from millpond.container.service import ContainerService
 from millpond.coordinator import decisions
 from millpond.coordinator.records import PondRecord
+from millpond.coordinator.service import CoordinatorService
 from millpond.crashpoints import armed
-from millpond.errors import BelowFetchProgress, MessageTooLarge, MillpondError, WriteFailed
+from millpond.errors import BelowFetchProgress, MessageTooLarge, MillpondError, Unavailable, WriteFailed
 from millpond.ops.update import Update
 from millpond.schema import format_ddl, parse_ddl
 from millpond.stores.versioned import VersionedSlice
 from millpond.testing import LossyFiles
-from millpond.testing.local import LocalPond
-from millpond.wire.messages import Answered, AskPending, Pin, Register, StateSpec
+from millpond.testing.local import LocalHosting, LocalPond
+from millpond.wire.messages import Answered, AskPending, AskProgress, Locate, Pin, Register, StateSpec
 
 
 def rows(keys: list[int], times: list[int], values: list[Any]) -> pa.Table:
@@ -198,3 +199,14 @@ def test_late_rows_of_a_fetch_are_counted_once() -> None:
     pond = answer(fetching(), "one", 0, late=7)
     pond = answer(pond, "one", 0, late=7)
     assert decisions.pending(pond, AskPending("s", "views")).late == 7
+
+
+def test_nobody_is_answered_before_the_pond_is_open() -> None:
+    files = LossyFiles()
+    hosting = LocalHosting(files, "/pond")
+    coordinator = CoordinatorService(files, "/pond", 1, hosting.dial, parallel=False)
+    for message in (Locate(), AskProgress("s")):
+        with pytest.raises(Unavailable):
+            coordinator.call(message)
+    coordinator.start(hosting, 4)
+    assert coordinator.call(Locate()).slices == 4

@@ -68,6 +68,7 @@ from millpond.wire.messages import (
     Report,
     StateList,
     StateProgress,
+    StateSpec,
     writer_id,
 )
 
@@ -92,6 +93,7 @@ class CoordinatorService:
         self._record = PondRecord(slices=0)
         self._containers = Membership(containers, dial, self._assignment, parallel)
         self._owners: list[int] = []
+        self._open = False
         # Guards what is remembered: the record, the terms, what is held back.
         self._lock = threading.Lock()
         self._terms: dict[int, int] = {}
@@ -137,6 +139,7 @@ class CoordinatorService:
         self._owners = decisions.place(self._record.slices, count)
         self._containers.start(hosting)
         self.remove_unneeded()
+        self._open = True
 
     def _check_whole(self) -> None:
         """The journal and the directories of containers must be of one time."""
@@ -186,13 +189,11 @@ class CoordinatorService:
     # Handler
 
     def call(self, message: Any) -> Message:
+        if not self._open:
+            raise Unavailable("the pond is still opening", hint="try again in a moment", address="")
         match message:
             case OpenState(spec):
-                with self._containers.lock:
-                    self._change(lambda record: decisions.open_state(record, spec))
-                    if spec.name not in self._told:
-                        self._containers.tell_all(AddState(spec))
-                        self._told.add(spec.name)
+                self._open_state(spec)
             case ListStates():
                 return StateList([state.spec for state in self._record.states.values()])
             case Locate():
@@ -224,6 +225,14 @@ class CoordinatorService:
             case _:
                 raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
         return Done()
+
+    def _open_state(self, spec: StateSpec) -> None:
+        """Remembers the State, then tells the containers; what failed half-way is done by opening it again."""
+        with self._containers.lock:
+            self._change(lambda record: decisions.open_state(record, spec))
+            if spec.name not in self._told:
+                self._containers.tell_all(AddState(spec))
+                self._told.add(spec.name)
 
     def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer:
         raise BadMessage("the coordinator takes no rows: they go to the containers")

@@ -118,9 +118,9 @@ class _EmbeddedPond:
         _await_orphans(self._root)
         coordinator = CoordinatorService(files, self._root, containers, FlightDialer(self._token))
         self._coordinator = coordinator
-        coordinator.start(Embedded(self._root, threads, coordinator.recover), slices)
-        # Last: whoever joins finds a pond that knows what it holds.
+        # First, as the port may be taken; whoever joins before the pond is open is told to try again.
         self._server = FlightService(coordinator, self._token, host, port)
+        coordinator.start(Embedded(self._root, threads, coordinator.recover), slices)
 
     @property
     def address(self) -> str:
