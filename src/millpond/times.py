@@ -7,7 +7,7 @@ import operator
 import re
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import Literal, NewType, SupportsIndex, TypeAlias
+from typing import Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,6 @@ from millpond._casting import cast_column, plain_array
 from millpond._ddl import describe_type
 from millpond.errors import BadDuration, BelowFetchProgress, NullTime, WrongType
 
-Time = NewType("Time", int)
-Epoch = NewType("Epoch", int)
-SliceId = NewType("SliceId", int)
 
 Progress: TypeAlias = int | float
 """A time, or -inf before all times, or +inf after all. Only the infinities are floats."""

@@ -17,7 +17,7 @@ from millpond.coordinator.records import PondRecord
 from millpond.crashpoints import reach
 from millpond.errors import CorruptFile
 from millpond.files import Files
-from millpond.files_arrow import durable_names, read_table_file, write_table_file
+from millpond.files_arrow import durable_names, read_table_file, remove_leftovers, write_table_file
 
 JOURNAL = "journal"
 _ENTRY = re.compile(r"(\d{12})\.arrow")
@@ -36,6 +36,7 @@ class Journal:
     def load(self) -> PondRecord | None:
         """The newest entry; None in a root that has none."""
         self._files.make_dir(self._directory)
+        remove_leftovers(self._files, self._directory)
         numbers = [
             int(match[1])
             for name in durable_names(self._files, self._directory)

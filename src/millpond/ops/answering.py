@@ -20,13 +20,12 @@ from millpond.ops import frames
 from millpond.ops.asking import Asking
 from millpond.ops.tasks import FetchTask
 from millpond.times import Progress, delay_for, parse_duration
-from millpond.wire.messages import Answered, AskPending, Pending, Pin, Pinned, Register
+from millpond.wire.messages import LOCAL_QUERY, Answered, AskPending, Pending, Pin, Pinned, Register
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 WAITING = "waiting"
-LOCAL_QUERY = "local"
 
 
 class _Left(NamedTuple):

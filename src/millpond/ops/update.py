@@ -17,6 +17,7 @@ from millpond.ops.columns import Names, as_table
 from millpond.ops.intake import Intake
 from millpond.times import TIME_MAX, TimeKind
 from millpond.wire.messages import (
+    LOCAL_QUERY,
     BeginEpoch,
     CommitEpoch,
     EpochCommitted,
@@ -31,7 +32,6 @@ from millpond.wire.messages import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LOCAL_QUERY = "local"
 STAGE_ATTEMPTS = 20
 STAGE_PAUSE_S = 0.05
 

@@ -22,7 +22,8 @@ BATCH_BYTES_MAX = 512 << 20
 # `\Z`, not `$`: a name does not end in a line break either.
 NAME_PATTERN = r"^[a-z0-9_]{1,64}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
-# A Spark query id, or "local" for operators on Arrow tables.
+# A Spark query id, or LOCAL_QUERY for operators on Arrow tables.
+LOCAL_QUERY = "local"
 Query = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")]
 Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_.-]{1,128}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -400,18 +401,7 @@ AnyMessage = (
     ContainerCall
     | ContainerExchange
     | ReadSlices
-    | OpenState
-    | ListStates
-    | Locate
-    | Register
-    | BeginEpoch
-    | CommitEpoch
-    | Pin
-    | Answered
-    | AskPending
-    | Report
-    | AskProgress
-    | AskMetrics
+    | CoordinatorCall
     | Done
     | Assigned
     | Prepared
