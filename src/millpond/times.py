@@ -17,7 +17,6 @@ from millpond._casting import cast_column, plain_array
 from millpond._ddl import describe_type
 from millpond.errors import BadDuration, BelowFetchProgress, NullTime, WrongType
 
-
 Progress: TypeAlias = int | float
 """A time, or -inf before all times, or +inf after all. Only the infinities are floats."""
 
