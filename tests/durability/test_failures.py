@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -160,6 +161,29 @@ def test_staged_rows_that_nobody_commits_do_not_pile_up() -> None:
     assert pond.hosting.services[0].core.staged_rows() <= 800
     feed(rows([1], [1], [1]), 0)
     assert pond.hosting.services[0].core.staged_rows() == 0
+
+
+def test_two_updaters_of_one_value_are_recovered_in_the_order_they_were_seen() -> None:
+    pond = LocalPond(LossyFiles())
+    state, first = feeding(pond, "first")
+    _, second = feeding(pond, "second")
+    between: list[threading.Thread] = []
+
+    def other_commits(_: str) -> None:
+        thread = threading.Thread(target=second, args=(rows([1], [10], [2]), 0))
+        thread.start()
+        thread.join(0.3)
+        between.append(thread)
+
+    with armed("apply.before", action=other_commits) as plan:
+        first(rows([1], [10], [1]), 0)
+    assert plan.fired
+    between[0].join()
+    state.finish("first")
+    state.finish("second")
+    seen = state.snapshot().to_pylist()
+    restart(pond)
+    assert state.snapshot().to_pylist() == seen
 
 
 def fetching() -> PondRecord:
