@@ -13,20 +13,6 @@ from millpond.kernels._jit import jit
 
 
 @jit
-def _partition(ids: NDArray[np.int32], order: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
-    slices = starts.shape[0] - 1
-    for i in range(ids.shape[0]):
-        starts[ids[i] + 1] += 1
-    for s in range(slices):
-        starts[s + 1] += starts[s]
-    cursor = starts[:slices].copy()
-    for i in range(ids.shape[0]):
-        s = ids[i]
-        order[cursor[s]] = i
-        cursor[s] += 1
-
-
-@jit
 def _place(ids: NDArray[np.int32], places: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
     slices = starts.shape[0] - 1
     for i in range(ids.shape[0]):
@@ -69,10 +55,8 @@ def gather_bits(
 
 def partition(slice_ids: NDArray[np.int32], slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """`(order, starts)`: the rows of slice `s` are `order[starts[s]:starts[s + 1]]`, in their original order."""
-    order = np.empty(len(slice_ids), np.int64)
-    starts = np.zeros(slices + 1, np.int64)
-    _partition(slice_ids, order, starts)
-    return order, starts
+    places, starts = place(slice_ids, slices)
+    return inverse(places), starts
 
 
 def place(slice_ids: NDArray[np.int32], slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
