@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "millpond"
 
 BASE = {
-    *("wire", "files", "files_arrow", "schema", "times", "rules", "crashpoints", "errors"),
+    *("wire", "files", "files_arrow", "schema", "times", "rules", "usercode", "crashpoints", "errors"),
     *("_casting", "_ddl"),
 }
 LAYERS: list[set[str]] = [

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from millpond.errors import MillpondError
+from millpond.errors import MillpondError, RuleInterpreted
 from millpond.pond import Pond, State, connect
 from millpond.pond import open_pond as open  # noqa: A004 - mp.open reads as it should
-from millpond.rules import count, keep_all, keep_latest, largest, latest, put, smallest, total, values
+from millpond.rules import (
+    add,
+    as_of,
+    count,
+    edges,
+    keep_all,
+    keep_latest,
+    largest,
+    latest,
+    neighbours,
+    net_edges,
+    put,
+    smallest,
+    total,
+    ttl,
+    values,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MillpondError",
     "Pond",
+    "RuleInterpreted",
     "State",
+    "add",
+    "as_of",
     "connect",
     "count",
+    "edges",
     "keep_all",
     "keep_latest",
     "largest",
     "latest",
+    "neighbours",
+    "net_edges",
     "open",
     "put",
     "smallest",
     "total",
+    "ttl",
     "values",
 ]

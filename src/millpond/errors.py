@@ -128,6 +128,24 @@ class NullTime(MillpondError, ValueError):
     fields = ("column", "rows")
 
 
+class NullValue(MillpondError, ValueError):
+    """A null where the State's update rule needs a value."""
+
+    fields = ("column", "rows")
+
+
+class BadRule(MillpondError, ValueError):
+    """A rule that cannot be used there: with that State, with those columns, or at all."""
+
+    fields = ("rule",)
+
+
+class RuleFailed(MillpondError, RuntimeError):
+    """A user's own rule raised an error, or gave what its State cannot take."""
+
+    fields = ("rule",)
+
+
 class LateRows(MillpondError, ValueError):
     """Rows below the updater's watermark, under `late="error"`."""
 
@@ -224,3 +242,7 @@ class ContainerFailed(MillpondError, RuntimeError):
     """A container that ends whenever it is started."""
 
     fields = ("container",)
+
+
+class RuleInterpreted(UserWarning):
+    """A user's own rule runs as Python, row by row: the warning says why it could not be compiled."""

@@ -1,34 +1,95 @@
 """Rules: what runs beside the state when a row updates it, a row asks it, or old values are compacted.
 
-A rule is a small frozen value that travels by name; user code never does.
+A rule is a small frozen value. Those of Millpond travel by name, a user's own as source text (`usercode`).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal
 
 import msgspec
 
-UpdateName = Literal["put"]
-CompactName = Literal["keep_latest", "keep_all"]
-FetchName = Literal["latest", "values", "count", "total", "smallest", "largest"]
+from millpond.errors import BadRule
+from millpond.times import TimeKind, parse_duration
+from millpond.usercode import Code, capture
+
+UpdateName = Literal["put", "add", "edges", "custom"]
+CompactName = Literal["keep_latest", "keep_all", "ttl", "net_edges", "custom"]
+FetchName = Literal[
+    "latest", "as_of", "values", "count", "total", "smallest", "largest", "neighbours", "custom"
+]
+RETURNS = {int: "long", float: "double", bool: "boolean", str: "string"}
 
 
 class UpdateRule(msgspec.Struct, frozen=True):
+    """`add` and `custom` fold: the value at a time is made of all updates up to it."""
+
     name: UpdateName
+    code: Code | None = None
+
+    @property
+    def folds(self) -> bool:
+        return self.name in ("add", "custom")
+
+    @property
+    def replaces(self) -> bool:
+        """Whether an update takes the place of one with the same key and time."""
+        return self.name == "put"
 
 
 class CompactRule(msgspec.Struct, frozen=True):
+    """`span` is how long a value lives, in units of times of the kind `span_kind`; 0 for ever."""
+
     name: CompactName
+    code: Code | None = None
+    span: int = 0
+    span_kind: Literal["", "timestamp", "long"] = ""
 
 
 class FetchRule(msgspec.Struct, frozen=True):
+    """`returns` is the type that a user's own rule gives, as DDL."""
+
     name: FetchName
+    code: Code | None = None
+    returns: str = ""
+
+
+# Updates
 
 
 def put() -> UpdateRule:
     """Add `(time, value)` to the key's value set; a value at the same time is replaced."""
     return UpdateRule("put")
+
+
+def add() -> UpdateRule:
+    """Accumulate: the value as of T is the sum, column by column, of all updates with time <= T.
+
+    Columns are long or double (float too), or arrays of these, added item by item: a shorter array counts as if
+    it went on with zeros. Longs wrap around beyond 2**63, as NumPy's do.
+    """
+    return UpdateRule("add")
+
+
+def edges() -> UpdateRule:
+    """Neighbours of a vertex: each update adds one (`true`) or takes it away (`false`) at its time.
+
+    The first value column is the neighbour, the last one a boolean; columns between them belong to the edge.
+    All updates of one time are kept.
+    """
+    return UpdateRule("edges")
+
+
+def update_rule(given: UpdateRule | Callable[..., Any]) -> UpdateRule:
+    """A rule as it is; a function `(old, new) -> value` as a rule of the user's own."""
+    return (
+        given if isinstance(given, UpdateRule) else UpdateRule("custom", capture(given, "update", "update"))
+    )
+
+
+# Compaction
 
 
 def keep_latest() -> CompactRule:
@@ -41,9 +102,46 @@ def keep_all() -> CompactRule:
     return CompactRule("keep_all")
 
 
+def ttl(span: str | int | timedelta) -> CompactRule:
+    """A value lives for `span` after its time: later reads do not see it. Otherwise as `keep_latest`.
+
+    A duration for timestamps ("2 days"), an integer for logical time.
+    """
+    amount = parse_duration(span)
+    if amount == 0:
+        raise BadRule("ttl of zero would keep nothing", hint='for example mp.ttl("2 days")', rule="ttl")
+    kind: TimeKind = "timestamp" if isinstance(span, (str, timedelta)) else "long"
+    return CompactRule("ttl", span=amount, span_kind=kind)
+
+
+def net_edges() -> CompactRule:
+    """For `edges`: below fetch progress F keep of each neighbour the last addition, unless it was taken away since."""
+    return CompactRule("net_edges")
+
+
+def compact_rule(given: CompactRule | Callable[..., Any]) -> CompactRule:
+    """A rule as it is; a function `(times, column, ...) -> which to keep` as a rule of the user's own."""
+    return (
+        given
+        if isinstance(given, CompactRule)
+        else CompactRule("custom", capture(given, "compaction", "compact"))
+    )
+
+
+# Fetches
+
+
 def latest() -> FetchRule:
     """The newest value of the range; null if there is none."""
     return FetchRule("latest")
+
+
+def as_of() -> FetchRule:
+    """The newest value up to the end of the range, even if it is older than the range; null if there is none.
+
+    With `isolation="uncommitted"` the beginning of the range then says just how stale an answer may be.
+    """
+    return FetchRule("as_of")
 
 
 def values() -> FetchRule:
@@ -69,3 +167,31 @@ def smallest() -> FetchRule:
 def largest() -> FetchRule:
     """The largest value of the range (NaN above all numbers); nulls are ignored, null if nothing is left."""
     return FetchRule("largest")
+
+
+def neighbours() -> FetchRule:
+    """For `edges`: the neighbours whose last update in the range adds them, oldest first, as an array."""
+    return FetchRule("neighbours")
+
+
+def fetch_rule(given: FetchRule | Callable[..., Any]) -> FetchRule:
+    """A rule as it is; a function `(times, column, ...) -> value` as a rule of the user's own.
+
+    What the function is said to return tells the type of the answer: `-> float`, or DDL as in `-> "array<long>"`.
+    """
+    if isinstance(given, FetchRule):
+        return given
+    code = capture(given, "fetch", "rule")
+    returns = getattr(given, "__annotations__", {}).get("return")
+    if isinstance(returns, str):
+        # With `from __future__ import annotations` even `-> float` is text, and DDL text is quoted twice.
+        returns = returns.strip("'\"")
+        returns = {kind.__name__: kind for kind in RETURNS}.get(returns, returns)
+    found = RETURNS.get(returns) if isinstance(returns, type) else returns
+    if not found:
+        raise BadRule(
+            f"the fetch rule {code.name!r} does not say what it returns",
+            hint='write for example: def rule(times, price) -> float, or -> "array<long>"',
+            rule=code.name,
+        )
+    return FetchRule("custom", code, str(found))

@@ -8,6 +8,7 @@ import pytest
 
 from millpond.kernels import control as at
 from millpond.kernels import index
+from millpond.rules import FetchRule
 from millpond.stores.keys import Keys
 from millpond.stores.versioned import VersionedSlice
 
@@ -35,7 +36,7 @@ def test_a_call_moves_a_bounded_number_of_slots(kind: str) -> None:
             grown_while_inserting += 1
             # Old and new table are live together, and every key is found in one of them.
             count = store.fetch(
-                batch(np.arange(store.keys), kind), None, np.zeros(store.keys, np.int64), "count"
+                batch(np.arange(store.keys), kind), None, np.zeros(store.keys, np.int64), FetchRule("count")
             )
             assert count[0].to_pylist() == [1] * store.keys
         if step % 50 == 0:
@@ -115,7 +116,7 @@ def test_sweeping_gives_memory_back() -> None:
         pass
     assert store.versions == 200
     assert store.nbytes < before / 20
-    found = store.fetch(keys, None, np.full(100, 299), "values")
+    found = store.fetch(keys, None, np.full(100, 299), FetchRule("values"))
     assert found[1].to_pylist() == [[f"{298:050}", f"{299:050}"]] * 100
     store.validate()
 

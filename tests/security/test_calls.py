@@ -655,7 +655,7 @@ GARBAGE: dict[str, bytes] = {
     "progress that is a fraction": altered(messages.Report, fetch=1.5),
     "progress beyond all times": altered(messages.Report, update=2**64 - 1),
     "read at NaN": altered(messages.ReadSlices, at=math.nan),
-    "fetch progress NaN": altered(messages.AdvanceFetchProgress, fetch_progress=math.nan),
+    "fetch progress NaN": altered(messages.Advance, fetch_progress=math.nan),
     "a kind of time that is none": altered(messages.CommitEpoch, time_kind="parsec"),
     "a rule that is none": altered(messages.Fetch, rule="eval"),
     "an update rule that is none": altered(
@@ -724,7 +724,7 @@ def test_refusals_of_a_container_keep_their_type(served: Served) -> None:
         (StageLost, lambda: connection.call(messages.Prepare("longs", "feed@local", 1, {0: 1}))),
         (StageLost, lambda: connection.call(messages.Apply("longs", "feed@local", 1))),
         (BadMessage, lambda: connection.call(messages.Prepare("longs", "feed@local", 0, {0: 1}))),
-        (BadMessage, lambda: connection.call(messages.Assign(99, 0, [0], SLICES, [spec], {}, {}))),
+        (BadMessage, lambda: connection.call(messages.Assign(99, 0, [0], SLICES, [spec], {}, {}, {}))),
     ]
     for error, call in cases:
         with pytest.raises(MillpondError) as caught:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from naive_store import NaiveStore, comparable
 
 from millpond.errors import BadMessage, BadOption, TotalOverflow, WrongType
+from millpond.rules import FetchRule
 from millpond.stores.keys import Keys
 from millpond.stores.versioned import VersionedSlice, result_schema
 
@@ -132,10 +133,10 @@ class Pair:
             isinstance(v, int) and not LOWEST <= v <= HIGHEST for row in wanted for v in row
         ):
             with pytest.raises(TotalOverflow):
-                self.store.fetch(keys_of(keys, self.kind), lo, hi, rule)
+                self.store.fetch(keys_of(keys, self.kind), lo, hi, FetchRule(rule))
             return
-        found = self.store.fetch(keys_of(keys, self.kind), lo, hi, rule)
-        schema = result_schema(self.schema, rule)
+        found = self.store.fetch(keys_of(keys, self.kind), lo, hi, FetchRule(rule))
+        schema = result_schema(self.schema, FetchRule(rule))
         assert [array.type for array in found] == schema.types
         for array in found:
             array.validate(full=True)
@@ -185,9 +186,9 @@ def test_every_type_under_every_rule(kind: str, name: str, data: st.DataObject) 
             pair.compare([(key, None, hi) for key, _, hi in probes], rule)
         else:
             with pytest.raises(WrongType):
-                result_schema(pair.schema, rule)
+                result_schema(pair.schema, FetchRule(rule))
             with pytest.raises(WrongType):
-                pair.store.fetch(keys_of([], kind), None, np.empty(0, np.int64), rule)
+                pair.store.fetch(keys_of([], kind), None, np.empty(0, np.int64), FetchRule(rule))
     pair.finish()
 
 
@@ -289,7 +290,7 @@ def test_a_frozen_copy_keeps_what_it_was_taken_with() -> None:
     assert exported(copy) != exported(pair.store)
     copy.validate()
     probe = keys_of([b"k1"], "bytes")
-    assert copy.fetch(probe, None, np.array([99]), "count")[0].to_pylist() == [len(before[b"k1"])]
+    assert copy.fetch(probe, None, np.array([99]), FetchRule("count"))[0].to_pylist() == [len(before[b"k1"])]
     with pytest.raises(RuntimeError):
         copy.insert(
             probe, np.array([1]), [pa.array([1]), pa.array(["x"]), pa.array([[1.0]], pa.list_(pa.float32()))]
@@ -301,9 +302,11 @@ def test_a_frozen_copy_keeps_what_it_was_taken_with() -> None:
 def test_a_total_may_pass_the_limit_on_its_way() -> None:
     pair = Pair("i64", ["long"])
     pair.insert([(1, 1, HIGHEST), (1, 2, 1), (1, 3, -5), (2, 1, LOWEST), (2, 2, -1)])
-    assert pair.store.fetch(keys_of([1], "i64"), None, np.array([3]), "total")[0].to_pylist() == [HIGHEST - 4]
+    assert pair.store.fetch(keys_of([1], "i64"), None, np.array([3]), FetchRule("total"))[0].to_pylist() == [
+        HIGHEST - 4
+    ]
     with pytest.raises(TotalOverflow) as caught:
-        pair.store.fetch(keys_of([1, 1, 2], "i64"), None, np.array([2, 3, 2]), "total")
+        pair.store.fetch(keys_of([1, 1, 2], "i64"), None, np.array([2, 3, 2]), FetchRule("total"))
     assert caught.value.rows == 2
     pair.finish()
 
@@ -330,7 +333,7 @@ def test_a_state_without_value_columns() -> None:
     pair = Pair("i64", [])
     pair.insert([(1, 1), (1, 2), (2, 5)])
     pair.compare([(1, 0, 9), (2, 0, 4), (3, 0, 9)], "count")
-    assert pair.store.fetch(keys_of([1], "i64"), None, np.array([9]), "latest") == []
+    assert pair.store.fetch(keys_of([1], "i64"), None, np.array([9]), FetchRule("latest")) == []
 
 
 def test_timestamps_beyond_what_python_can_say() -> None:
@@ -339,7 +342,7 @@ def test_timestamps_beyond_what_python_can_say() -> None:
     values = pa.array([LOWEST, HIGHEST]).cast(type_)
     keys = keys_of([1, 2], "i64")
     store.insert(keys, np.array([0, 0]), [values])
-    (found,) = store.fetch(keys, None, np.array([0, 0]), "latest")
+    (found,) = store.fetch(keys, None, np.array([0, 0]), FetchRule("latest"))
     assert found.type == type_
     assert found.cast(pa.int64()).to_pylist() == [LOWEST, HIGHEST]
     store.validate()
@@ -352,7 +355,7 @@ def test_read_only_strided_and_unaligned_input() -> None:
     shifted = pa.py_buffer(b"\1" + np.arange(10, dtype=np.int64).tobytes()).slice(1)
     values = pa.Array.from_buffers(pa.int64(), 10, [None, shifted])
     store.insert(Keys.from_arrow(values), times, [values])
-    (found,) = store.fetch(Keys.from_arrow(values), None, times, "latest")
+    (found,) = store.fetch(Keys.from_arrow(values), None, times, FetchRule("latest"))
     assert found.to_pylist() == list(range(10))
     store.validate()
 
@@ -375,9 +378,9 @@ def test_bad_arguments_change_nothing() -> None:
         with pytest.raises(error):
             pair.store.insert(keys, np.array(times), values)
     with pytest.raises(BadOption):
-        pair.store.fetch(one, None, np.array([1]), "newest")
+        pair.store.fetch(one, None, np.array([1]), FetchRule("newest"))
     with pytest.raises(BadOption):
-        result_schema(pair.schema, "newest")
+        result_schema(pair.schema, FetchRule("newest"))
     with pytest.raises(RuntimeError):
         pair.store.load(pair.store.export())
     with pytest.raises(BadMessage):

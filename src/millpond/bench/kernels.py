@@ -26,6 +26,7 @@ from millpond.errors import BadOption
 from millpond.kernels import warm_up
 from millpond.kernels.hashing import slices_of
 from millpond.kernels.partition import place
+from millpond.rules import latest
 from millpond.stores.keys import KeyKind, Keys
 from millpond.stores.rows import restore, spread
 from millpond.stores.versioned import VersionedSlice
@@ -82,7 +83,7 @@ class Slices:
         (batch,) = probes.combine_chunks().to_batches()
         keys, times, places, starts = _routed(batch)
         parts = [
-            slice_.fetch(keys.part(first, stop), None, times[first:stop], "latest")[0]
+            slice_.fetch(keys.part(first, stop), None, times[first:stop], latest())[0]
             for slice_, first, stop in zip(self._slices, starts, starts[1:], strict=False)
         ]
         return restore(parts, places)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from millpond.container.held import HeldState, Runner, run_serially
 from millpond.errors import BadMessage, StageLost, UnknownState
+from millpond.rules import FetchRule
 from millpond.stores.rows import digest_rows
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.messages import Apply, Prepare, Prepared, Stage, Staged, StateSpec
@@ -199,7 +200,7 @@ class Core:
 
     # Questions
 
-    def fetch(self, state: str, rule: str, sliced: SlicedBatch) -> pa.RecordBatch:
+    def fetch(self, state: str, rule: FetchRule, sliced: SlicedBatch) -> pa.RecordBatch:
         answer = self.state(state).fetch(sliced, rule, self._run)
         self.rows_fetched += answer.num_rows
         return answer

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.errors import BadMessage, Moved, NullKey, NullTime
+from millpond.errors import BadMessage, Moved, NullKey, NullTime, NullValue
 from millpond.kernels.hashing import slices_of
+from millpond.rules import FetchRule, UpdateRule
 from millpond.schema import key_kind, parse_ddl
 from millpond.stores.keys import Keys, decode_keys
-from millpond.stores.versioned import VersionedSlice, result_schema
+from millpond.stores.versioned import Ruleset, VersionedSlice, result_schema
 from millpond.times import TIME_MAX, TIME_MIN, Progress, below_fetch_progress
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.messages import StateSpec
 
-KEY, TIME, LOW = "_key", "_time", "_low"
+KEY, TIME, LOW, SEQ = "_key", "_time", "_low", "_seq"
 
 
 class Runner(Protocol):
@@ -58,18 +59,33 @@ class HeldState:
         self.values = parse_ddl(spec.value, "value")
         self.key_type = pa.int64() if self.key_kind == "i64" else pa.binary()
         self.rows_schema = pa.schema([(KEY, self.key_type), (TIME, pa.int64()), *self.values])
+        self.rules = Ruleset(self.values, spec.update, spec.compact)
         self.slices = {number: HeldSlice(self.new_store()) for number in slices}
         self.fetch_progress: Progress = -math.inf
+        self.final_below: Progress = -math.inf
 
     def new_store(self) -> VersionedSlice:
-        return VersionedSlice(self.key_kind, self.values)
+        return VersionedSlice(self.key_kind, self.values, self.rules)
+
+    def advance(self, fetch_progress: Progress, final_below: Progress) -> None:
+        """F and the time below which no update comes any more. Neither falls."""
+        self.fetch_progress = max(self.fetch_progress, fetch_progress)
+        self.final_below = max(self.final_below, final_below)
 
     @property
     def keep_from(self) -> int | None:
-        """The time from which every version is kept; None while nothing may be compacted."""
-        if self.spec.compact.name == "keep_all" or self.fetch_progress == -math.inf:
+        """The time from which every version is kept; None while nothing may be compacted.
+
+        What is not final stays as well: an update before it would be folded into it.
+        """
+        keep_from = min(self.fetch_progress, self.final_below)
+        if self.spec.compact.name == "keep_all" or keep_from == -math.inf:
             return None
-        return int(min(max(self.fetch_progress, TIME_MIN), TIME_MAX))
+        return int(min(max(keep_from, TIME_MIN), TIME_MAX))
+
+    def schema_of(self, names: Sequence[str]) -> pa.Schema:
+        """The columns of staged rows that have these names: with `_seq` at the end where the updater has one."""
+        return self.rows_schema.append(pa.field(SEQ, pa.int64())) if SEQ in names else self.rows_schema
 
     # Rows in
 
@@ -77,12 +93,13 @@ class HeldState:
         """The batch's keys, if the batch is what this State takes and this container serves."""
         batch, counts = sliced
         self._check_counts(counts)
-        if not batch.schema.equals(self.rows_schema):
+        if not batch.schema.equals(self.schema_of(batch.schema.names)):
             raise BadMessage(
                 f"rows for state {self.spec.name} have columns {_columns(batch.schema)},"
-                f" not {_columns(self.rows_schema)}"
+                f" not {_columns(self.schema_of(batch.schema.names))}"
             )
         _check_no_nulls(batch)
+        check_values(self.spec.update, self.values, batch.columns[2:])
         if self.keys.types not in ([pa.int64()], [pa.binary()]):
             # What is no key of this State must not come to rest in it.
             decode_keys(batch.column(0), self.keys)
@@ -100,6 +117,7 @@ class HeldState:
             for number in np.flatnonzero(counts).tolist():
                 if number in parts:
                     parts[number].append((index, int(starts[number]), int(starts[number + 1])))
+        sequenced = any(SEQ in batch.schema.names for batch, _ in batches)
         keys = [Keys.from_arrow(batch.column(0)) for batch, _ in batches]
         times = [batch.column(1).to_numpy() for batch, _ in batches]
         applied: list[int] = []
@@ -109,15 +127,19 @@ class HeldState:
             with held.lock:
                 if held.vector.get(writer, -1) >= epoch:
                     return
-                for index, start, stop in parts[number]:
-                    values = [
-                        column.slice(start, stop - start) for column in batches[index].batch.columns[2:]
-                    ]
-                    held.store.insert(
-                        keys[index].part(start, stop), times[index][start:stop], values, self.keep_from
+                mine = [
+                    Portion(
+                        keys[index].part(start, stop),
+                        times[index][start:stop],
+                        [column.slice(start, stop - start) for column in batches[index].batch.columns[2:]],
                     )
+                    for index, start, stop in parts[number]
+                ]
+                for portion in ordered(mine) if sequenced else mine:
+                    values = portion.values[: len(self.values)]
+                    held.store.insert(portion.keys, portion.times, values, self.keep_from)
                     held.dirty = True
-                    applied.append(stop - start)
+                    applied.append(len(portion.times))
                 held.vector[writer] = epoch
 
         run(apply_to, list(parts), sum(batch.num_rows for batch, _ in batches))
@@ -125,7 +147,7 @@ class HeldState:
 
     # Questions
 
-    def fetch(self, sliced: SlicedBatch, rule: str, run: Runner) -> pa.RecordBatch:
+    def fetch(self, sliced: SlicedBatch, rule: FetchRule, run: Runner) -> pa.RecordBatch:
         """Answers in the order of the questions. Columns: `_key`, `_time` (upper bound), perhaps `_low`."""
         batch, counts = sliced
         self._check_counts(counts)
@@ -144,7 +166,7 @@ class HeldState:
         self._check_routed(keys, counts)
         highs = batch.column(1).to_numpy()
         lows = batch.column(2).to_numpy() if ranged else None
-        lowest = lowest_asked(lows, highs, rule)
+        lowest = lowest_asked(lows, highs, rule, self.spec)
         self.check_not_below(lowest)
         starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         asked = np.flatnonzero(counts).tolist()
@@ -207,21 +229,68 @@ class HeldState:
                 raise Moved(f"slice {number} is not served here", slice_id=number)
 
 
-def lowest_asked(lows: npt.NDArray[np.int64] | None, highs: npt.NDArray[np.int64], rule: str) -> Progress:
+class Portion(NamedTuple):
+    """Rows for one slice; the last of the values may be `_seq`."""
+
+    keys: Keys
+    times: npt.NDArray[np.int64]
+    values: list[pa.Array]
+
+
+def ordered(portions: Sequence[Portion]) -> list[Portion]:
+    """All rows of a slice's portions as one, by `_seq`; of two with the same the earlier stays before."""
+    if not portions:
+        return []
+    keys = Keys.concat([portion.keys for portion in portions])
+    times = np.concatenate([portion.times for portion in portions])
+    values = [pa.concat_arrays(columns) for columns in zip(*(p.values for p in portions), strict=True)]
+    order = np.argsort(values[-1].to_numpy(), kind="stable")
+    return [Portion(keys.take(order), times[order], [column.take(pa.array(order)) for column in values])]
+
+
+def lowest_asked(
+    lows: npt.NDArray[np.int64] | None,
+    highs: npt.NDArray[np.int64],
+    rule: FetchRule,
+    spec: StateSpec,
+) -> Progress:
     """The lowest time that an answer depends on, as far as compaction goes.
 
-    Compaction keeps the newest value below F, so that `latest` without a low bound depends on the upper bound
-    alone. Any other rule depends on all values of its range.
+    Compaction keeps the newest value below F, so that a read of the newest without a low bound depends on the upper
+    bound alone; under `edges` it keeps the neighbours, and a user's own rule keeps what the user's reads need. Else a
+    rule depends on all values of its range.
     """
-    if lows is not None:
-        return int(lows.min()) + 1
-    return int(highs.min()) if rule == "latest" else -math.inf
+    served = (
+        rule.name in ("latest", "neighbours") or spec.update.name == "edges" or spec.compact.name == "custom"
+    )
+    if rule.name == "as_of" or (lows is None and served):
+        return int(highs.min())
+    return int(lows.min()) + 1 if lows is not None else -math.inf
+
+
+def check_values(update: UpdateRule, schema: pa.Schema, values: Sequence[pa.Array]) -> None:
+    """Rules that fold take no nulls, and `edges` none in the neighbour and in what became of it."""
+    refused: Sequence[int] = range(len(schema)) if update.folds else ()
+    if update.name == "edges":
+        refused = (0, len(schema) - 1)
+    for number in refused:
+        column, name = values[number], schema.field(number).name
+        nulls = column.null_count or (
+            column.flatten().null_count if pa.types.is_list(column.type) and update.name == "add" else 0
+        )
+        if nulls:
+            raise NullValue(
+                f"the value column {name!r} is null in {nulls:,} places, and the update rule takes no null",
+                hint="filter these rows out, or give them a value",
+                column=name,
+                rows=nulls,
+            )
 
 
 def _check_no_nulls(batch: pa.RecordBatch) -> None:
     if batch.column(0).null_count:
         raise NullKey("a key is null", column=KEY, rows=batch.column(0).null_count)
-    for name in (TIME, LOW):
+    for name in (TIME, LOW, SEQ):
         if name in batch.schema.names and batch.column(name).null_count:
             raise NullTime("a time is null", column=name, rows=batch.column(name).null_count)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -146,11 +146,13 @@ def read_record_head(files: Files, root: str, directory: str, seq: int) -> Recor
     return _parse(read_metadata(files, path), "record", RecordHead, path)
 
 
-def read_record(files: Files, root: str, directory: str, seq: int, schema: pa.Schema) -> Record:
+def read_record(
+    files: Files, root: str, directory: str, seq: int, schema_of: Callable[[Sequence[str]], pa.Schema]
+) -> Record:
     path = record_path(root, directory, seq)
     batches, found, metadata = read_table_file(files, path)
     head = _parse(metadata, "record", RecordHead, path)
-    if not found.equals(schema) or [sum(counts) for counts in head.counts] != [
+    if not found.equals(schema_of(found.names)) or [sum(counts) for counts in head.counts] != [
         len(batch) for batch in batches
     ]:
         raise CorruptFile(f"{path} does not hold rows of state {head.state}", path=path)

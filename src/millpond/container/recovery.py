@@ -51,8 +51,7 @@ def recover(core: Core, files: Files, root: str, assign: Assign) -> Recovered:
     still needed, and its own. Whatever else lies about is not looked at: it may be a live peer's.
     """
     for spec in assign.states:
-        held = core.add_state(spec)
-        held.fetch_progress = assign.fetch_progress[spec.name]
+        core.add_state(spec)
     found = [
         name for name in incarnations(files, root) if name != directory_name(assign.term, assign.container)
     ]
@@ -75,11 +74,14 @@ def recover(core: Core, files: Files, root: str, assign: Assign) -> Recovered:
         for seq, head in sorted(log.heads.items()):
             if seq in log.skipped or not _concerns(head, core, concerned):
                 continue
-            schema = core.state(head.state).rows_schema
-            rows += core.replay(read_record(files, root, log.directory, seq, schema), concerned)
+            schema_of = core.state(head.state).schema_of
+            rows += core.replay(read_record(files, root, log.directory, seq, schema_of), concerned)
             records += 1
     for state, writers in assign.decided.items():
         core.vector[state] = dict(writers)
+    # Only now: while old records are applied again, updates come that are below today's progress.
+    for name, held in core.states.items():
+        held.advance(assign.fetch_progress[name], assign.final_below[name])
     manifest = Manifest(
         term=core.term,
         container=core.container,

@@ -29,10 +29,11 @@ from millpond.container.recovery import recover
 from millpond.crashpoints import reach
 from millpond.errors import BadMessage, Unavailable
 from millpond.files import Files
+from millpond.rules import FetchRule
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.messages import (
     AddState,
-    AdvanceFetchProgress,
+    Advance,
     Apply,
     Assign,
     Checkpoint,
@@ -89,9 +90,8 @@ class ContainerService:
                 reach("apply.before")
                 self.core.apply(message)
                 reach("apply.after")
-            case AdvanceFetchProgress(state, fetch_progress):
-                held = self.core.state(state)
-                held.fetch_progress = max(held.fetch_progress, fetch_progress)
+            case Advance(state, fetch_progress, final_below):
+                self.core.state(state).advance(fetch_progress, final_below)
             case Checkpoint():
                 self.checkpoint()
             case ContainerStatus():
@@ -104,11 +104,11 @@ class ContainerService:
         match message:
             case Stage():
                 return Answer(self.core.stage(message, batches))
-            case Fetch(state, rule):
+            case Fetch(state, rule, code, returns):
                 sliced = next(batches, None)
                 if sliced is None or next(batches, None) is not None:
                     raise BadMessage("questions come as one batch")
-                return Answer(Done(), self.core.fetch(state, rule, sliced))
+                return Answer(Done(), self.core.fetch(state, FetchRule(rule, code, returns), sliced))
         raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -170,7 +170,8 @@ class ContainerService:
         return prepared
 
     def _append(self, seq: int, record: Record) -> None:
-        schema = self.core.state(record.state).rows_schema
+        state = self.core.state(record.state)
+        schema = state.schema_of(record.batches[0].batch.schema.names if record.batches else ())
         write_record(self._files, self._root, self._directory, seq, record, schema)
 
     # Upkeep
@@ -281,6 +282,7 @@ class ContainerService:
                     "keys": sum(store.keys for store in held),
                     "versions": sum(store.versions for store in held),
                     "bytes": sum(store.nbytes for store in held),
+                    "rule_failures": core.states[name].rules.failures,
                 }
                 for name, held in stores.items()
             },

@@ -6,9 +6,11 @@ No I/O, no clock, no threads. A function that refuses raises, and changes nothin
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from millpond.coordinator.records import (
@@ -35,7 +37,9 @@ from millpond.errors import (
     UpdaterFinished,
     WrongType,
 )
+from millpond.rules import CompactRule, UpdateRule
 from millpond.schema import check_key_types, format_ddl, parse_ddl
+from millpond.stores.ruleset import check_rules
 from millpond.times import TIME_MIN, Progress
 from millpond.wire.messages import (
     Answered,
@@ -94,6 +98,7 @@ def _check_spec(spec: StateSpec) -> None:
     """A spec that containers could not read must never get into the journal."""
     key, value = parse_ddl(spec.key, "key"), parse_ddl(spec.value, "value")
     check_key_types(key)
+    check_rules(value, spec.update, spec.compact)
     if (format_ddl(key), format_ddl(value)) != (spec.key, spec.value):
         raise BadMessage(f"the types of state {spec.name!r} are not in their canonical form")
     shared = sorted(set(key.names) & set(value.names))
@@ -106,9 +111,15 @@ def _check_spec(spec: StateSpec) -> None:
 
 
 def describe(spec: StateSpec) -> str:
-    return (
-        f"key={spec.key!r}, value={spec.value!r}, update={spec.update.name}(), compact={spec.compact.name}()"
-    )
+    rules = ", ".join(f"{kind}={_describe_rule(getattr(spec, kind))}" for kind in ("update", "compact"))
+    return f"key={spec.key!r}, value={spec.value!r}, {rules}"
+
+
+def _describe_rule(rule: UpdateRule | CompactRule) -> str:
+    if rule.code is not None:
+        return f"{rule.code.name} ({zlib.crc32(msgspec.msgpack.encode(rule.code)):08x})"
+    span = rule.span if isinstance(rule, CompactRule) and rule.span else ""
+    return f"{rule.name}({span})"
 
 
 def register(pond: PondRecord, message: Register) -> PondRecord:
@@ -315,6 +326,15 @@ def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgres
 
 def _check_time_kind(state: StateRecord, message: CommitEpoch) -> None:
     """Another updater's first rows may have come since the epoch began, and settled the kind."""
+    wanted = state.spec.compact.span_kind
+    if message.time_kind and wanted and message.time_kind != wanted:
+        raise WrongType(
+            f"values of state {message.state!r} live for a span of {wanted} time; the times are {message.time_kind}",
+            hint='mp.ttl("2 days") is for timestamps, mp.ttl(1000) for logical time',
+            column="",
+            expected=wanted,
+            actual=message.time_kind,
+        )
     if message.time_kind and state.time_kind and message.time_kind != state.time_kind:
         raise WrongType(
             f"the times of state {message.state!r} are of kind {state.time_kind}, not {message.time_kind}",

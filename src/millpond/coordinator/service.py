@@ -6,6 +6,7 @@ container, and only then *published*: U moves. Before the journal entry it never
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -38,7 +39,7 @@ from millpond.times import Progress
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.messages import (
     AddState,
-    AdvanceFetchProgress,
+    Advance,
     Answered,
     Apply,
     AskMetrics,
@@ -104,6 +105,7 @@ class CoordinatorService:
         self._commit_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         # States that every container has been told of.
         self._told: set[str] = set()
+        self._advanced: dict[str, Advance] = {}
         # Whether every directory of an earlier incarnation is gone; asked at most every TIDY_S.
         self._tidy = False
         self._tidy_next_s = 0.0
@@ -184,6 +186,8 @@ class CoordinatorService:
             states=[state.spec for state in record.states.values()],
             decided=record.decided(),
             fetch_progress={name: state.fetch_progress for name, state in record.states.items()},
+            # Recovery applies all that is decided before it takes note of this.
+            final_below={name: state.update_progress for name, state in record.states.items()},
         )
 
     # Handler
@@ -205,11 +209,11 @@ class CoordinatorService:
             case CommitEpoch():
                 return self._commit(message)
             case Report(state):
-                self._move_fetch_progress(state, lambda record: decisions.report(record, message))
+                self._move_progress(state, lambda record: decisions.report(record, message))
             case Pin():
                 return self._pin(message)
             case Answered(state):
-                self._move_fetch_progress(state, lambda record: decisions.answered(record, message))
+                self._move_progress(state, lambda record: decisions.answered(record, message))
             case AskProgress(state):
                 with self._lock:
                     return self._progress(state)
@@ -279,6 +283,9 @@ class CoordinatorService:
         with self._lock:
             del self._unseen[state]
         reach("publish.after")
+        if self._record.states[state].fetch_progress > -math.inf:
+            with self._containers.lock:
+                self._tell_progress(state)
 
     def _decide(self, message: CommitEpoch, prepare: Prepare) -> EpochCommitted:
         """Has every container prepare the epoch, then writes the journal entry that decides it."""
@@ -356,14 +363,25 @@ class CoordinatorService:
                 self._write(record)
             return pinned
 
-    def _move_fetch_progress(self, state: str, decide: Callable[[PondRecord], PondRecord]) -> None:
-        """Carries out a decision that may move F; if it does, every container learns it."""
+    def _move_progress(self, state: str, decide: Callable[[PondRecord], PondRecord]) -> None:
+        """Carries out a decision that may move U or F; if it does, every container learns it."""
         with self._containers.lock:
-            before = decisions.state_of(self._record, state).fetch_progress
+            decisions.state_of(self._record, state)
             self._change(decide)
-            after = self._record.states[state].fetch_progress
-            if after != before:
-                self._containers.tell_all(AdvanceFetchProgress(state, after))
+            self._tell_progress(state)
+
+    def _tell_progress(self, state: str) -> None:
+        """Tells the containers F and U as they are published, if compaction may go on by it. Holds their lock."""
+        with self._lock:
+            published = self._progress(state)
+        advance = Advance(state, published.fetch, published.update)
+        before = self._advanced.get(state)
+        if before is None or (before.fetch_progress, _compactable(before)) != (
+            advance.fetch_progress,
+            _compactable(advance),
+        ):
+            self._containers.tell_all(advance)
+            self._advanced[state] = advance
 
     # What is remembered
 
@@ -452,3 +470,8 @@ class CoordinatorService:
             containers={container: report.metrics for container, report in reports.items()},
             states=states,
         )
+
+
+def _compactable(advance: Advance) -> Progress:
+    """Below this no fetch asks and no update comes."""
+    return min(advance.fetch_progress, advance.final_below)

@@ -8,7 +8,9 @@ from millpond.kernels import (
     buffers,
     compaction,
     digest,
+    edges,
     encoding,
+    folding,
     hashing,
     index,
     lookups,
@@ -69,7 +71,7 @@ def warm_up() -> None:
     arena, heads = np.zeros((32, 3), np.int64), np.full(versions.CLASSES, -1, np.int64)
     new = np.zeros((3, 3), np.int64)
     lookups.mark_nulls(data, 0, 0, new)
-    versions.insert(out, new, 0, 0, entries, arena, heads, control)
+    versions.insert(out, new, 0, True, 0, 0, entries, arena, heads, control)
     lookups.latest_at(out, entries, arena, longs, begin)
     lookups.drop_until(begin, arena, longs)
     lookups.ranges(out, entries, arena, longs, longs, begin, end)
@@ -81,6 +83,21 @@ def warm_up() -> None:
     lookups.aggregate_longs(arena, 1, 2, 0, begin, end, lookups.TOTAL, out, valid)
     cells, doubles = arena.view(np.float64), np.empty(3, np.float64)
     lookups.aggregate_doubles(arena, cells, 1, 2, 0, begin, end, lookups.TOTAL, doubles, valid)
-    compaction.sweep(entries, arena, heads, control, 0, 1, 3)
+    compaction.sweep(entries, arena, heads, control, 0, 1, 0, 3)
+    ids = compaction.full_entries(longs[:1], entries, arena, 1)
+    compaction.ranges_below(ids, entries, arena, 1, begin, end)
+    compaction.retain(ids, offsets, data, entries, arena, heads, control)
     compaction.rewrite(entries, arena.copy(), arena, control)
     compaction.renumber(entries, arena, control, 1)
+
+    changed, step = np.full(3, folding.NEVER), np.zeros(3, np.uint8)
+    folding.mark(longs, longs, changed, out)
+    folding.plan_size(longs[:0], changed, entries, arena, out)
+    folding.plan(longs[:0], out, entries, arena, 0, begin, step)
+    folding.add_longs(arena, 1, 2, longs, step)
+    folding.add_doubles(cells, 1, 2, longs, step)
+    sums = offsets.copy()
+    folding.vector_sizes(offsets, offsets, step, sums)
+    for items in (longs, doubles, doubles.astype(np.float32)):
+        folding.add_vectors(offsets, items, offsets, items, step, sums, items.copy())
+    edges.net(offsets, longs, longs, step)

@@ -1,4 +1,4 @@
-"""Compaction under keep-latest: of the versions below F the newest stays, and all from F on."""
+"""Compaction: under keep-latest of the versions below F the newest stays, and all from F on; else as a mask says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from numpy.typing import NDArray
 
 from millpond.kernels._jit import jit
 from millpond.kernels.control import ENTRIES, FREE, USED
-from millpond.kernels.versions import CLASS_BITS, CLASS_MASK, copy_rows, count_until, drop_oldest
+from millpond.kernels.versions import (
+    CLASS_BITS,
+    CLASS_MASK,
+    copy_rows,
+    count_until,
+    drop_oldest,
+    outdated,
+)
 
 SMALLEST_TIME = -(2**63)
 
@@ -20,6 +27,7 @@ def sweep(
     control: NDArray[np.int64],
     cursor: int,
     keep_from: int,
+    alive_from: int,
     budget: int,
 ) -> int:
     """Compact `budget` entries from `cursor` on, round and round. Returns the new cursor."""
@@ -31,13 +39,76 @@ def sweep(
     for _ in range(min(budget, count)):
         length = entries[cursor, 1] >> CLASS_BITS
         start = entries[cursor, 0]
-        if length > 1 and arena[start + 1, 0] < keep_from:
-            below = count_until(arena, start, length, keep_from - 1)
-            drop_oldest(entries, cursor, arena, heads, control, below - 1)
+        if length > 0 and (arena[start, 0] < alive_from or (length > 1 and arena[start + 1, 0] < keep_from)):
+            gone = outdated(arena, start, length, keep_from, alive_from)
+            drop_oldest(entries, cursor, arena, heads, control, gone)
         cursor += 1
         if cursor == count:
             cursor = 0
     return cursor
+
+
+@jit
+def ranges_below(
+    ids: NDArray[np.int64],
+    entries: NDArray[np.int64],
+    arena: NDArray[np.int64],
+    keep_from: int,
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+) -> int:
+    """Positions [begin, end) of the versions of these entries with a time below `keep_from`. Returns their number."""
+    total = 0
+    for i in range(ids.shape[0]):
+        start = entries[ids[i], 0]
+        begin[i] = start
+        end[i] = start + count_until(arena, start, entries[ids[i], 1] >> CLASS_BITS, keep_from - 1)
+        total += end[i] - begin[i]
+    return total
+
+
+@jit
+def full_entries(
+    ids: NDArray[np.int64], entries: NDArray[np.int64], arena: NDArray[np.int64], keep_from: int
+) -> NDArray[np.int64]:
+    """Of these entries those, once each, whose block is full and at least half of it below `keep_from`."""
+    out = np.empty(ids.shape[0], np.int64)
+    found = 0
+    for i in range(ids.shape[0]):
+        e = ids[i]
+        length = entries[e, 1] >> CLASS_BITS
+        if length >= 4 and length == 1 << (entries[e, 1] & CLASS_MASK):
+            if arena[entries[e, 0] + (length >> 1), 0] < keep_from:
+                out[found] = e
+                found += 1
+    return np.unique(out[:found])
+
+
+@jit
+def retain(
+    ids: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    kept: NDArray[np.uint8],
+    entries: NDArray[np.int64],
+    arena: NDArray[np.int64],
+    heads: NDArray[np.int64],
+    control: NDArray[np.int64],
+) -> None:
+    """Of the oldest versions of each entry just those whose flag is set stay; its flags are `offsets[i]:offsets[i+1]`."""
+    width = arena.shape[1]
+    for i in range(ids.shape[0]):
+        start = entries[ids[i], 0]
+        looked_at = offsets[i + 1] - offsets[i]
+        # The survivors move up behind each other; then the oldest rows, which are free now, are dropped.
+        at = start + looked_at - 1
+        for r in range(looked_at - 1, -1, -1):
+            if kept[offsets[i] + r]:
+                if at != start + r:
+                    for c in range(width):
+                        arena[at, c] = arena[start + r, c]
+                at -= 1
+        if at >= start:
+            drop_oldest(entries, ids[i], arena, heads, control, at - start + 1)
 
 
 @jit

@@ -87,7 +87,7 @@ def drop_oldest(
     control: NDArray[np.int64],
     dropped: int,
 ) -> None:
-    """Drop the entry's oldest versions, but not all. Of a block left three quarters empty the rest is split off as free."""
+    """Drop the entry's oldest versions. Of a block left three quarters empty the rest is split off as free."""
     start = entries[entry, 0]
     size_class = entries[entry, 1] & CLASS_MASK
     left = (entries[entry, 1] >> CLASS_BITS) - dropped
@@ -100,21 +100,31 @@ def drop_oldest(
     control[ROWS_MOVED] += left
 
 
+@inlined
+def outdated(arena: NDArray[np.int64], start: int, length: int, keep_from: int, alive_from: int) -> int:
+    """How many of the block's versions no read from `keep_from` on can see: all before the newest one below it, and
+    that one too if its time is before `alive_from`."""
+    below = count_until(arena, start, length, keep_from - 1)
+    return int(below - (below > 0 and arena[start + below - 1, 0] >= alive_from))
+
+
 @jit
 def insert(
     ids: NDArray[np.int64],
     rows: NDArray[np.int64],
     first: int,
+    replaces: bool,
     keep_from: int,
+    alive_from: int,
     entries: NDArray[np.int64],
     arena: NDArray[np.int64],
     heads: NDArray[np.int64],
     control: NDArray[np.int64],
 ) -> int:
-    """Put the rows from `first` on under their entries, in order; a version of equal time is replaced.
+    """Put the rows from `first` on under their entries, in order; a version of equal time is replaced or followed.
 
-    An entry with at least half of its versions outdated (older than the newest one below `keep_from`) is compacted
-    when touched: seldom enough that a row costs O(1) amortised. The smallest int64 as `keep_from` means never.
+    An entry with at least half of its versions `outdated` is compacted when touched: seldom enough that a row costs
+    O(1) amortised. The smallest int64 as `keep_from` means never.
     Returns the number of rows done; fewer than all means that the arena is full.
     """
     width = arena.shape[1]
@@ -128,14 +138,14 @@ def insert(
         start = entries[entry, 0]
         length = entries[entry, 1] >> CLASS_BITS
         if length > 1 and arena[start + (length >> 1), 0] < keep_from:
-            below = count_until(arena, start, length, keep_from - 1)
-            drop_oldest(entries, entry, arena, heads, control, below - 1)
+            gone = outdated(arena, start, length, keep_from, alive_from)
+            drop_oldest(entries, entry, arena, heads, control, gone)
             start = entries[entry, 0]
             length = entries[entry, 1] >> CLASS_BITS
         at = length
         if length > 0 and time <= arena[start + length - 1, 0]:
             at = count_until(arena, start, length, time)
-            if at > 0 and arena[start + at - 1, 0] == time:
+            if replaces and at > 0 and arena[start + at - 1, 0] == time:
                 for c in range(1, width):
                     arena[start + at - 1, c] = rows[i, c]
                 continue

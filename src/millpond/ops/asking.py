@@ -33,10 +33,10 @@ class Questions(NamedTuple):
         lows = None if self.lows is None else self.lows[rows]
         return Questions(self.keys.take(rows), lows, self.highs[rows], self.kind)
 
-    def check_not_below(self, fetch_progress: Progress, rule: str) -> None:
+    def check_not_below(self, fetch_progress: Progress, rule: FetchRule, spec: StateSpec) -> None:
         if len(self.highs) == 0 or fetch_progress == -math.inf:
             return
-        lowest = lowest_asked(self.lows, self.highs, rule)
+        lowest = lowest_asked(self.lows, self.highs, rule, spec)
         if lowest < fetch_progress:
             raise below_fetch_progress(lowest, fetch_progress, self.kind)
 
@@ -73,12 +73,13 @@ class Asking:
                 hint='for example between=("from", "until")',
                 option="between",
             )
+        self.spec = spec
         self.state = spec.name
         self.rule = rule
         self.key_schema = parse_ddl(spec.key, "key")
         self.key_type = pa.int64() if key_kind(self.key_schema) == "i64" else pa.binary()
         self.key = as_names(key, self.key_schema, "key")
-        self.answers = result_schema(parse_ddl(spec.value, "value"), rule.name)
+        self.answers = result_schema(parse_ddl(spec.value, "value"), rule)
         self.into = as_names(list(self.answers.names) if into is None else into, self.answers, "into")
         if len(set(self.into)) < len(self.into):
             raise BadOption(
@@ -111,7 +112,7 @@ class Asking:
 
     def ask(self, client: Client, questions: Questions) -> list[pa.ChunkedArray]:
         """One column for each name of `into`."""
-        message = Fetch(self.state, self.rule.name)
+        message = Fetch(self.state, self.rule.name, self.rule.code, self.rule.returns)
         return client.fetch(
             message, self.key_type, questions.keys, questions.lows, questions.highs, self.answers
         )

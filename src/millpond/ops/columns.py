@@ -96,3 +96,8 @@ def times_of(table: pa.Table, name: str, expected: str) -> tuple[npt.NDArray[np.
             actual=kind,
         )
     return times, kind
+
+
+def sequence_of(table: pa.Table, name: str) -> pa.Array:
+    """The column by which rows of one key and time are ordered, as longs."""
+    return pa.array(time_column(column_of(table, name), name)[0])

@@ -86,7 +86,7 @@ class Fetch:
         asking.check_into(table.column_names)
         progress: StateProgress = self._client.call(AskProgress(asking.state))
         questions = asking.questions(table, progress.time_kind)
-        questions.check_not_below(progress.fetch, asking.rule.name)
+        questions.check_not_below(progress.fetch, asking.rule, asking.spec)
         ready = questions.ready(progress.update)
         missing = table.num_rows - len(ready)
         if missing == 0:

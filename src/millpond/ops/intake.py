@@ -10,8 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.container.held import check_values
 from millpond.errors import BadOption, LateRows
-from millpond.ops.columns import Names, as_names, check_column_name, keys_of, times_of, values_of
+from millpond.ops.columns import (
+    Names,
+    as_names,
+    check_column_name,
+    keys_of,
+    sequence_of,
+    times_of,
+    values_of,
+)
 from millpond.schema import key_kind, parse_ddl
 from millpond.stores.keys import Keys
 from millpond.times import Progress, TimeKind, delay_for, format_time, parse_duration
@@ -40,6 +49,7 @@ class Intake:
         delay: str | int | timedelta,
         late: str,
         name: str,
+        seq: str | None = None,
     ) -> None:
         if late not in ("drop", "error"):
             raise BadOption(
@@ -51,7 +61,11 @@ class Intake:
         self.key_schema = parse_ddl(spec.key, "key")
         self.value_schema = parse_ddl(spec.value, "value")
         key_type = pa.int64() if key_kind(self.key_schema) == "i64" else pa.binary()
+        self.update = spec.update
         self.rows_schema = pa.schema([("_key", key_type), ("_time", pa.int64()), *self.value_schema])
+        self.seq = None if seq is None else check_column_name(seq, "seq")
+        if seq is not None:
+            self.rows_schema = self.rows_schema.append(pa.field("_seq", pa.int64()))
         self.key = as_names(key, self.key_schema, "key")
         self.value = as_names(value, self.value_schema, "value")
         self.at = check_column_name(at, "at")
@@ -61,7 +75,8 @@ class Intake:
     @property
     def columns(self) -> list[str]:
         """The columns that it reads, each once."""
-        return list(dict.fromkeys((*self.key, self.at, *self.value)))
+        seq = () if self.seq is None else (self.seq,)
+        return list(dict.fromkeys((*self.key, self.at, *self.value, *seq)))
 
     def delay(self, kind: TimeKind) -> int:
         return delay_for(kind, self._delay)
@@ -72,6 +87,9 @@ class Intake:
         self.delay(kind)
         keys = keys_of(table, self.key, self.key_schema)
         values = values_of(table, self.value, self.value_schema)
+        check_values(self.update, self.value_schema, values)
+        if self.seq is not None:
+            values.append(sequence_of(table, self.seq))
         late = late_rows(times, plan.late_below)
         if len(late) == 0:
             return Rows(keys, times, values, kind, 0)

@@ -60,8 +60,9 @@ class Update:
         delay: str | int | timedelta,
         late: str,
         name: str,
+        seq: str | None = None,
     ) -> None:
-        self._intake = Intake(spec, key, at, value, delay, late, name)
+        self._intake = Intake(spec, key, at, value, delay, late, name, seq)
         self._client = client
         self.name = name
         client.call(Register(spec.name, name, "updater"))

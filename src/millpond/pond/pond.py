@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -10,8 +11,17 @@ import msgspec
 from millpond.client.client import Client
 from millpond.errors import BadOption, UnknownState
 from millpond.pond.state import State
-from millpond.rules import CompactRule, UpdateRule, keep_latest, put
+from millpond.rules import (
+    CompactRule,
+    UpdateRule,
+    compact_rule,
+    keep_latest,
+    net_edges,
+    put,
+    update_rule,
+)
 from millpond.schema import check_key_types, format_ddl, parse_ddl
+from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.wire.messages import (
     AskMetrics,
     Checkpoint,
@@ -61,12 +71,13 @@ class Pond:
         name: str,
         key: str | None = None,
         value: str | None = None,
-        update: UpdateRule | None = None,
-        compact: CompactRule | None = None,
+        update: UpdateRule | Callable[..., Any] | None = None,
+        compact: CompactRule | Callable[..., Any] | None = None,
     ) -> State:
         """The State of that name; made if the pond has none yet. `key` and `value` are DDL strings.
 
-        Without `key` and `value` the State must exist. A State that exists must have the schema asked for.
+        `update` and `compact` are rules: of Millpond, or functions of your own, `(old, new) -> value` and
+        `(times, column, ...) -> which to keep`. Without `key` and `value` the State must exist. A State that exists must have the schema asked for.
         """
         check_name(name, "the state")
         if key is None and value is None and update is None and compact is None:
@@ -77,16 +88,20 @@ class Pond:
                 hint="give both, or neither and no rules to get a state as it is",
                 option="key" if key is None else "value",
             )
-        _check_rule("update", update, UpdateRule, "mp.put()")
-        _check_rule("compact", compact, CompactRule, "mp.keep_latest()")
-        key_schema = parse_ddl(key, "key")
+        key_schema, value_schema = parse_ddl(key, "key"), parse_ddl(value, "value")
         check_key_types(key_schema)
+        updating = put() if update is None else update_rule(update)
+        usual = net_edges() if updating.name == "edges" else keep_latest()
+        compacting = usual if compact is None else compact_rule(compact)
+        check_rules(value_schema, updating, compacting)
+        for rule in (updating, compacting):
+            warn_if_interpreted(value_schema, rule)
         spec = StateSpec(
             name=name,
             key=format_ddl(key_schema),
-            value=format_ddl(parse_ddl(value, "value")),
-            update=update or put(),
-            compact=compact or keep_latest(),
+            value=format_ddl(value_schema),
+            update=updating,
+            compact=compacting,
         )
         self._client.call(OpenState(spec))
         return State(self._client, spec)
@@ -129,12 +144,3 @@ class Pond:
                 state=name,
             )
         return states[name]
-
-
-def _check_rule(option: str, rule: object, kind: type, example: str) -> None:
-    if rule is not None and not isinstance(rule, kind):
-        raise BadOption(
-            f"{option}={rule!r} is not a rule for {option}",
-            hint=f"for example {option}={example}",
-            option=option,
-        )

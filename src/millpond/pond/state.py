@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +16,9 @@ from millpond.ops.columns import Names
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
 from millpond.pond.snapshots import kind_of, snapshot_table, snapshot_time
-from millpond.rules import FetchRule, latest
+from millpond.rules import FetchRule, fetch_rule, latest, neighbours
+from millpond.schema import parse_ddl
+from millpond.stores.ruleset import warn_if_interpreted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of
 from millpond.wire.messages import AskProgress, Register, Report, StateProgress, StateSpec, check_name
 
@@ -44,17 +47,27 @@ class State:
         value: Names,
         delay: str | int | timedelta = "0 seconds",
         late: str = "drop",
+        seq: str | None = None,
         name: str,
     ) -> Update:
         """An operator `(table, epoch)` that adds rows, exactly once.
 
         `key`, `at` and `value` name columns. After an epoch the updater's watermark is its newest time less
         `delay` (a duration for timestamps, an integer for logical time); rows below the watermark of the epoch
-        before are late: dropped and counted, or with `late="error"` the epoch is refused. `name` is the
-        updater's, for ever: the same name continues where it stopped.
+        before are late: dropped and counted, or with `late="error"` the epoch is refused. Rows of one key and time
+        take effect in the order of the column `seq`, without it in the order of the table. `name` is the updater's,
+        for ever: the same name continues where it stopped.
         """
         return Update(
-            self._client, self._spec, key=key, at=at, value=value, delay=delay, late=late, name=name
+            self._client,
+            self._spec,
+            key=key,
+            at=at,
+            value=value,
+            delay=delay,
+            late=late,
+            name=name,
+            seq=seq,
         )
 
     def fetch(
@@ -64,7 +77,7 @@ class State:
         at: str | None = None,
         between: tuple[str, str] | None = None,
         into: Names | None = None,
-        rule: FetchRule | None = None,
+        rule: FetchRule | Callable[..., Any] | None = None,
         isolation: str = "committed",
         delay: str | int | timedelta | None = None,
         name: str | None = None,
@@ -72,17 +85,19 @@ class State:
         """An operator that asks the State about every row.
 
         `at` names the column with the time to ask for: the newest value with time <= at. `between` names two:
-        the values with low < time <= high, made into one answer by `rule`. `into` names the answer's columns.
+        the values with low < time <= high, made into one answer by `rule`: one of Millpond's, or a function of your
+        own, `(times, column, ...) -> type`. `into` names the answer's columns.
 
         On a stream (`.to(function)`), `isolation="uncommitted"` answers as soon as U has passed the beginning of
         the range, from whatever is there by then. `delay` says how far rows may come out of order: with it the
         fetcher's progress follows its rows, F moves, and old values are compacted; rows that come later than that
         are dropped and counted. Without it F stays where it is, and every row is answered, however late.
         """
-        if rule is not None and not isinstance(rule, FetchRule):
-            raise BadOption(
-                f"rule={rule!r} is not a fetch rule", hint="for example rule=mp.count()", option="rule"
-            )
+        if rule is None:
+            chosen = neighbours() if self._spec.update.name == "edges" else latest()
+        else:
+            chosen = fetch_rule(rule)
+            warn_if_interpreted(parse_ddl(self.value, "value"), chosen)
         return Fetch(
             self._client,
             self._spec,
@@ -90,7 +105,7 @@ class State:
             at=at,
             between=between,
             into=into,
-            rule=rule if rule is not None else latest(),
+            rule=chosen,
             isolation=isolation,
             delay=delay,
             name=name,

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from millpond.errors import BadOption, TotalOverflow, WrongType
+from millpond.errors import BadOption, BadRule, RuleFailed, TotalOverflow, WrongType
 from millpond.kernels import lookups
+from millpond.rules import FetchRule
 from millpond.stores import views
 from millpond.stores.cells import Column, Layout, in_place_array
 from millpond.stores.heaps import Heap
+from millpond.stores.ruleset import net, returned
+from millpond.stores.userrules import UserRule
 
 AGGREGATES = {"total": lookups.TOTAL, "smallest": lookups.SMALLEST, "largest": lookups.LARGEST}
-RULES = ("latest", "values", "count", *AGGREGATES)
+RULES = ("latest", "as_of", "values", "count", *AGGREGATES, "neighbours", "custom")
 
 
-def result_schema(values: pa.Schema, rule: str) -> pa.Schema:
+def result_schema(values: pa.Schema, fetch: FetchRule) -> pa.Schema:
     """The types that `fetch` gives under a rule. `WrongType` where the rule does not fit a column's type."""
-    if rule == "latest":
+    rule = fetch.name
+    if rule in ("latest", "as_of"):
         return pa.schema([pa.field(field.name, field.type) for field in values])
     if rule == "values":
         return pa.schema([pa.field(field.name, pa.list_(field.type)) for field in values])
@@ -31,6 +37,16 @@ def result_schema(values: pa.Schema, rule: str) -> pa.Schema:
         return pa.schema([pa.field(field.name, _total_type(field)) for field in values])
     if rule in AGGREGATES:
         return pa.schema([pa.field(field.name, _ordered_type(field, rule)) for field in values])
+    if rule == "neighbours":
+        if len(values) < 2 or not pa.types.is_boolean(values.field(len(values) - 1).type):
+            raise BadRule(
+                "neighbours() reads a State with the update rule edges()",
+                hint="use another fetch rule",
+                rule=rule,
+            )
+        return pa.schema([pa.field(field.name, pa.list_(field.type)) for field in list(values)[:-1]])
+    if rule == "custom" and fetch.code is not None:
+        return pa.schema([pa.field(fetch.code.name, returned(fetch))])
     raise BadOption(f"no rule {rule!r}", hint=f"one of {', '.join(RULES)}", option="rule")
 
 
@@ -62,14 +78,20 @@ def _ordered_type(field: pa.Field, rule: str) -> pa.DataType:
 
 
 class Reader:
-    """Reads value columns of the arena and the heaps behind it. `mask` is the null mask's cell, -1 for none."""
+    """Reads value columns of the arena and the heaps behind it. `mask` is the null mask's cell, -1 for none.
 
-    __slots__ = ("_cells", "_heaps", "_layout", "_mask")
+    The first `count` columns are the values that updates brought; behind them come the folded ones, if there are any.
+    """
+
+    __slots__ = ("_cells", "_columns", "_folded", "_heaps", "_layout", "_mask")
 
     def __init__(
-        self, layout: Layout, cells: NDArray[np.int64], mask: int, heaps: Mapping[int, Heap]
+        self, layout: Layout, count: int, cells: NDArray[np.int64], mask: int, heaps: Mapping[int, Heap]
     ) -> None:
         self._layout = layout
+        every = list(enumerate(layout.columns))
+        self._columns = every[:count]
+        self._folded = every[count:] or self._columns
         self._cells = cells
         self._mask = mask
         self._heaps = heaps
@@ -81,31 +103,99 @@ class Reader:
 
     def gather(self, positions: NDArray[np.int64]) -> list[pa.Array]:
         """Each value column at those positions; null at -1."""
+        return self._gather(self._columns, positions)
+
+    def folded(self, positions: NDArray[np.int64]) -> list[pa.Array]:
+        """As `gather`, of what the update rule made of the values."""
+        return self._gather(self._folded, positions)
+
+    def _gather(self, columns: Sequence[tuple[int, Column]], positions: NDArray[np.int64]) -> list[pa.Array]:
         refs = self._references(positions)
         return [
             self._heaps[c].take(refs) if column.kind == "heap" else self._in_place(column, positions)
-            for c, column in enumerate(self._layout.columns)
+            for c, column in columns
         ]
 
     def lists(self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int) -> list[pa.Array]:
         """Each value column's values over each range, oldest first."""
         offsets, positions = _expanded(begin, end, total)
-        narrow = pa.py_buffer(views.narrow_offsets(offsets))
+        return _lists(offsets, self.gather(positions))
+
+    def net(
+        self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Offsets and positions of the additions that count in each range."""
+        offsets, positions = _expanded(begin, end, total)
+        columns = [self._columns[0], self._columns[-1]]
+        kept = net(offsets, *self._gather(columns, positions))
+        sums = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
+        return sums[offsets], positions[kept != 0]
+
+    def neighbours(self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int) -> list[pa.Array]:
+        """All value columns but the last, for the neighbours that each range leaves."""
+        offsets, positions = self.net(begin, end, total)
+        return _lists(offsets, self._gather(self._columns[:-1], positions))
+
+    def made(
+        self,
+        rule: UserRule,
+        type_: pa.DataType,
+        begin: NDArray[np.int64],
+        end: NDArray[np.int64],
+        total: int,
+    ) -> list[pa.Array]:
+        """What a user's rule makes of each range; null for an empty one."""
+        name = getattr(rule.function, "__name__", "rule")
+        try:
+            # Compiled code knows no nulls.
+            if rule.kernel is None or self._mask >= 0:
+                return [self._interpreted(rule, type_, begin, end, total)]
+            out = np.empty(len(begin), np.float64 if pa.types.is_float64(type_) else np.int64)
+            valid = np.empty(len(begin), np.uint8)
+            rule.kernel(self._cells, self._cells.view(np.float64), begin, end, out, valid)
+            return [in_place_array(type_, out.view(np.int64), *_packed(valid))]
+        except Exception as error:  # noqa: BLE001 - user code
+            raise RuleFailed(
+                f"the fetch rule {name!r} failed: {type(error).__name__}: {error}", rule=name
+            ) from None
+
+    def _interpreted(
+        self,
+        rule: UserRule,
+        type_: pa.DataType,
+        begin: NDArray[np.int64],
+        end: NDArray[np.int64],
+        total: int,
+    ) -> pa.Array:
+        offsets, positions = _expanded(begin, end, total)
+        columns = self.seen(positions)
+        found = [
+            rule.function(*(column[start:stop] for column in columns)) if start < stop else None
+            for start, stop in itertools.pairwise(offsets.tolist())
+        ]
+        return pa.array(found, type_)
+
+    def seen(self, positions: NDArray[np.int64]) -> list[Any]:
+        """Times and values as an interpreted rule sees them: NumPy arrays of numbers, lists of all else."""
         return [
-            pa.Array.from_buffers(
-                pa.list_(items.type), len(begin), [None, narrow], null_count=0, children=[items]
-            )
-            for items in self.gather(positions)
+            self._cells[positions, 0],
+            *(
+                _numbers(column, array)
+                if not array.null_count and column.kind != "heap"
+                else array.to_pylist()
+                for (_, column), array in zip(self._columns, self.gather(positions), strict=True)
+            ),
         ]
 
     def aggregates(
         self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int, rule: int
     ) -> list[pa.Array]:
         """Each value column's total, smallest or largest over each range."""
-        name = next(name for name, code in AGGREGATES.items() if code == rule)
-        types = result_schema(pa.schema([column.field for column in self._layout.columns]), name).types
+        name: Any = next(name for name, code in AGGREGATES.items() if code == rule)
+        values = pa.schema([column.field for _, column in self._columns])
+        types = result_schema(values, FetchRule(name)).types
         out = []
-        for c, (column, type_) in enumerate(zip(self._layout.columns, types, strict=True)):
+        for (c, column), type_ in zip(self._columns, types, strict=True):
             if column.kind == "heap":
                 out.append(self._ranked(c, begin, end, total, rule))
             elif column.kind == "double":
@@ -187,6 +277,24 @@ def _expanded(
     offsets, positions = np.empty(len(begin) + 1, np.int64), np.empty(total, np.int64)
     lookups.expand(begin, end, offsets, positions)
     return offsets, positions
+
+
+def _lists(offsets: NDArray[np.int64], columns: Sequence[pa.Array]) -> list[pa.Array]:
+    narrow = pa.py_buffer(views.narrow_offsets(offsets))
+    return [
+        pa.Array.from_buffers(
+            pa.list_(items.type), len(offsets) - 1, [None, narrow], null_count=0, children=[items]
+        )
+        for items in columns
+    ]
+
+
+def _numbers(column: Column, array: pa.Array) -> NDArray[Any]:
+    """A column without nulls as compiled rules see it."""
+    if column.kind == "double":
+        return views.floats(array).astype(np.float64)
+    longs = views.longs(array)
+    return longs != 0 if pa.types.is_boolean(array.type) else longs
 
 
 def _packed(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:

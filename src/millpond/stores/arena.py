@@ -23,11 +23,28 @@ class Arena:
         self.heads: NDArray[np.int64] = np.full(versions.CLASSES, -1, np.int64)
 
     def insert(
-        self, ids: NDArray[np.int64], rows: NDArray[np.int64], keep_from: int, entries: NDArray[np.int64]
+        self,
+        ids: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        replaces: bool,
+        keep_from: int,
+        alive_from: int,
+        entries: NDArray[np.int64],
     ) -> None:
         done = 0
         while True:
-            done = versions.insert(ids, rows, done, keep_from, entries, self.cells, self.heads, self.control)
+            done = versions.insert(
+                ids,
+                rows,
+                done,
+                replaces,
+                keep_from,
+                alive_from,
+                entries,
+                self.cells,
+                self.heads,
+                self.control,
+            )
             if done == len(ids):
                 return
             # The largest block there is may have to double.
@@ -38,8 +55,23 @@ class Arena:
         used = int(self.control[at.USED])
         self.cells = grown(self.cells, used, used + rows + versions.PADDING)
 
-    def sweep(self, entries: NDArray[np.int64], cursor: int, keep_from: int, budget: int) -> int:
-        return int(compaction.sweep(entries, self.cells, self.heads, self.control, cursor, keep_from, budget))
+    def sweep(
+        self, entries: NDArray[np.int64], cursor: int, keep_from: int, alive_from: int, budget: int
+    ) -> int:
+        return int(
+            compaction.sweep(
+                entries, self.cells, self.heads, self.control, cursor, keep_from, alive_from, budget
+            )
+        )
+
+    def retain(
+        self,
+        ids: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        kept: NDArray[np.uint8],
+        entries: NDArray[np.int64],
+    ) -> None:
+        compaction.retain(ids, offsets, kept, entries, self.cells, self.heads, self.control)
 
     def rewrite(self, entries: NDArray[np.int64]) -> None:
         """Give back the memory of free blocks, when they are more than half of all."""
@@ -65,7 +97,7 @@ class Arena:
         other.heads = self.heads.copy()
         return other
 
-    def validate(self, entries: NDArray[np.int64]) -> None:
+    def validate(self, entries: NDArray[np.int64], replaces: bool = True) -> None:
         """Check every invariant; slow."""
         used = int(self.control[at.USED])
         assert used + versions.PADDING <= len(self.cells)
@@ -74,11 +106,11 @@ class Arena:
         for start, meta in entries[: int(self.control[at.ENTRIES])].tolist():
             length, rows = meta >> versions.CLASS_BITS, 1 << (meta & versions.CLASS_MASK)
             assert start >= 0
-            assert 1 <= length <= rows
+            assert 0 <= length <= rows
             assert not owned[start : start + rows].any(), "blocks do not overlap"
             owned[start : start + rows] = True
             times = self.cells[start : start + length, 0]
-            assert (times[:-1] < times[1:]).all(), "times ascend"
+            assert (times[:-1] < times[1:] if replaces else times[:-1] <= times[1:]).all(), "times ascend"
             held += length
         assert held == self.control[at.VERSIONS]
         free = 0

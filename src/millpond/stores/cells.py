@@ -49,11 +49,11 @@ class Layout:
         self.reference = cell if any(column.kind == "heap" for column in columns) else -1
         self.width = cell + (self.reference >= 0)
 
-    def check(self, values: Sequence[pa.Array], rows: int) -> None:
-        """Refuse arrays of other types or lengths than the layout's, and offsets outside their data."""
-        if len(values) != len(self.columns):
-            raise WrongType(f"expected {len(self.columns)} value columns, got {len(values)}")
-        for column, array in zip(self.columns, values, strict=True):
+    def check(self, values: Sequence[pa.Array], rows: int, count: int) -> None:
+        """Refuse arrays that are not `count` of the layout's types, `rows` long, with offsets within their data."""
+        if len(values) != count:
+            raise WrongType(f"expected {count} value columns, got {len(values)}")
+        for column, array in zip(self.columns, values, strict=False):
             if array.type != column.field.type or len(array) != rows:
                 expected = f"{rows} rows of {column.field.type}"
                 actual = f"{len(array)} rows of {array.type}"
@@ -68,16 +68,16 @@ class Layout:
 
     def has_nulls(self, values: Sequence[pa.Array]) -> bool:
         """Whether an in-place column has a null."""
-        return any(a.null_count for c, a in zip(self.columns, values, strict=True) if c.kind != "heap")
+        return any(a.null_count for c, a in zip(self.columns, values, strict=False) if c.kind != "heap")
 
     def rows(
         self, times: NDArray[np.int64], values: Sequence[pa.Array], reference: int, masked: bool
     ) -> NDArray[np.int64]:
-        """A batch as arena rows; its heap references count up from `reference`."""
+        """A batch as arena rows; its heap references count up from `reference`. Cells beyond the values are not set."""
         rows = np.empty((len(times), self.width + masked), np.int64)
         rows[:, 0] = times
         doubles = rows.view(np.float64)
-        for column, array in zip(self.columns, values, strict=True):
+        for column, array in zip(self.columns, values, strict=False):
             if column.kind == "long":
                 rows[:, column.cell] = views.integers(array)
             elif column.kind == "double":
@@ -86,7 +86,7 @@ class Layout:
             rows[:, self.reference] = np.arange(reference, reference + len(times))
         if masked:
             rows[:, self.width] = 0
-            for column, array in zip(self.columns, values, strict=True):
+            for column, array in zip(self.columns, values, strict=False):
                 if column.kind != "heap" and array.null_count:
                     lookups.mark_nulls(views.validity(array), array.offset, column.bit, rows)
         return rows

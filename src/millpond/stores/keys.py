@@ -62,6 +62,13 @@ class Keys:
             actual=str(array.type),
         )
 
+    @staticmethod
+    def concat(parts: Sequence[Keys]) -> Keys:
+        """The keys of all parts, of which there is at least one, in order."""
+        if parts[0].kind == "i64":
+            return Keys.from_longs(np.concatenate([part.longs for part in parts]))
+        return Keys.from_arrow(pa.concat_arrays([part.to_arrow() for part in parts]))
+
     def to_arrow(self) -> pa.Array:
         """int64 or binary; large_binary where the bytes need it."""
         if self.kind == "i64":

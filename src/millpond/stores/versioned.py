@@ -11,17 +11,22 @@ from numpy.typing import NDArray
 from millpond.errors import BadMessage, BadOption
 from millpond.kernels import compaction, lookups
 from millpond.kernels import control as at
+from millpond.kernels.folding import NEVER
+from millpond.rules import FetchRule
 from millpond.stores import views
 from millpond.stores.answers import AGGREGATES, RULES, Reader, result_schema
 from millpond.stores.arena import SMALLEST_TIME, Arena
-from millpond.stores.cells import Layout
 from millpond.stores.heaps import Heap, heap_for
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import KeyKind, Keys
+from millpond.stores.ruleset import Ruleset, net, returned
+from millpond.stores.userrules import fetch_rule
 
-__all__ = ["VersionedSlice", "result_schema"]
+__all__ = ["Ruleset", "VersionedSlice", "result_schema"]
 
 _LARGEST_TIME = 2**63 - 1
+# Below this many keys a slice is not made anew for those that are left.
+_REBUILD_KEYS = 1024
 
 
 class VersionedSlice:
@@ -31,10 +36,11 @@ class VersionedSlice:
     the schema, and so have results. A call that raises on its arguments has changed nothing.
     """
 
-    def __init__(self, key_kind: KeyKind, values: pa.Schema) -> None:
+    def __init__(self, key_kind: KeyKind, values: pa.Schema, rules: Ruleset | None = None) -> None:
         self.key_kind = key_kind
         self.schema = values
-        self._layout = Layout(values)
+        self.rules = rules or Ruleset(values)
+        self._layout = self.rules.layout
         self._control: NDArray[np.int64] = np.zeros(at.SIZE, np.int64)
         self._index = KeyIndex(key_kind, self._control)
         self._arena = Arena(self._layout.width, self._control)
@@ -43,6 +49,8 @@ class VersionedSlice:
             for c, column in enumerate(self._layout.columns)
             if column.kind == "heap"
         }
+        # The oldest time at which an entry changed, while its values are folded anew.
+        self._changed: NDArray[np.int64] = np.empty(0, np.int64)
         self._masked = False
         self._frozen = False
         self._swept_from = SMALLEST_TIME
@@ -58,24 +66,37 @@ class VersionedSlice:
         values: Sequence[pa.Array],
         keep_from: int | None = None,
     ) -> None:
-        """Add versions, in the order of the rows: at equal key and time the later row replaces the earlier one.
+        """Add versions, in the order of the rows: at equal key and time the later row replaces or follows the earlier.
 
         `keep_from` = F lets the entries touched drop versions that no read at F or later can see.
         """
         self._check(keys, times)
-        self._layout.check(values, len(keys))
+        self._layout.check(values, len(keys), len(self.schema))
         if self._frozen:
             raise RuntimeError("a frozen copy takes no inserts")
         if len(keys) == 0:
             return
+        times = views.plain(times)
         if not self._masked and self._layout.has_nulls(values):
             self._arena.widen()
             self._masked = True
-        rows = self._layout.rows(views.plain(times), values, self._heap_rows(), self._masked)
+        rows = self._layout.rows(times, values, self._heap_rows(), self._masked)
         for c, heap in self._heaps.items():
-            heap.append(values[c])
+            # What is folded comes later.
+            heap.append(values[c] if c < len(values) else pa.nulls(len(keys), heap.type))
         ids = self._index.assign(keys)
-        self._arena.insert(ids, rows, _clamped(keep_from), self._index.entries)
+        since, rules = _clamped(keep_from), self.rules
+        if rules.by_mask and since > SMALLEST_TIME:
+            self._retain(compaction.full_entries(ids, self._index.entries, self._arena.cells, since), since)
+            since = SMALLEST_TIME
+        self._arena.insert(
+            ids, rows, rules.update.replaces, since, self._alive_from(since), self._index.entries
+        )
+        if rules.fold is not None:
+            if len(self._changed) < len(self._index.entries):
+                self._changed = np.full(len(self._index.entries), NEVER, np.int64)
+            plan = rules.fold.plan(ids, times, self._changed, self._index.entries, self._arena.cells)
+            rules.fold.run(self._arena.cells, self._heaps, *plan)
         if times.min() < self._swept_from:
             self._sweep_left = self.keys
 
@@ -98,9 +119,10 @@ class VersionedSlice:
         self.insert(keys, views.longs(batch.column("_time")), batch.columns[2:])
 
     def sweep(self, keep_from: int, budget: int) -> bool:
-        """Compact up to `budget` entries: of the versions below `keep_from` only the newest stays.
+        """Compact up to `budget` entries: of the versions below `keep_from` only those stay that the rule keeps.
 
-        Moves on index growth too, and rewrites arena and heaps once more than half of them is dead.
+        Moves on index growth too, and rewrites arena and heaps once more than half of them is dead, and the whole
+        slice once more than half of its keys have no version left.
         True when every entry has been seen since `keep_from` last rose or a version below it came in, and no growth
         is under way.
         """
@@ -110,68 +132,173 @@ class VersionedSlice:
             self._sweep_left = self.keys
         if self._sweep_left:
             step = min(budget, self._sweep_left)
-            self._sweep_cursor = self._arena.sweep(
-                self._index.entries, self._sweep_cursor, self._swept_from, step
-            )
+            self._sweep_step(step)
             self._sweep_left -= step
-        grown = self._index.advance_growth(budget)
+            if self._sweep_left == 0:
+                self._rebuild()
+        settled = self._index.advance_growth(budget)
         self._arena.rewrite(self._index.entries)
         self._rewrite_heaps()
-        return grown and self._sweep_left == 0
+        return settled and self._sweep_left == 0
+
+    def _sweep_step(self, budget: int) -> None:
+        entries, since = self._index.entries, self._swept_from
+        if not self.rules.by_mask:
+            self._sweep_cursor = self._arena.sweep(
+                entries, self._sweep_cursor, since, self._alive_from(since), budget
+            )
+            return
+        ids = (self._sweep_cursor + np.arange(budget)) % max(self.keys, 1)
+        self._retain(ids, since)
+        self._sweep_cursor = (self._sweep_cursor + budget) % max(self.keys, 1)
+
+    def _alive_from(self, since: int) -> int:
+        """The oldest time whose values a read from `since` on can see, under a rule that lets them expire."""
+        if self.rules.span == 0 or since == SMALLEST_TIME:
+            return SMALLEST_TIME
+        return max(since - self.rules.span + 1, SMALLEST_TIME)
+
+    def _retain(self, ids: NDArray[np.int64], since: int) -> None:
+        """Of the versions below `since` of these entries keep those that the rule says."""
+        if len(ids) == 0 or since == SMALLEST_TIME:
+            return
+        begin, end = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        cells, rules = self._arena.cells, self.rules
+        total = compaction.ranges_below(ids, self._index.entries, cells, since, begin, end)
+        offsets, positions = np.empty(len(ids) + 1, np.int64), np.empty(total, np.int64)
+        lookups.expand(begin, end, offsets, positions)
+        reader = self._reader()
+        kept = np.ones(total, np.uint8)
+        if rules.keep is not None:
+            try:
+                if rules.keep.kernel is not None and not self._masked:
+                    rules.keep.kernel(cells, cells.view(np.float64), begin, end, offsets, kept)
+                else:
+                    columns = reader.seen(positions)
+                    for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+                        kept[start:stop] = rules.keep.function(*(column[start:stop] for column in columns))
+            except Exception:  # noqa: BLE001 - user code; what it does not let go of stays
+                rules.compaction_failures += 1
+                return
+        else:
+            columns = reader.gather(positions)
+            kept = net(offsets, columns[0], columns[-1])
+        if rules.span:
+            kept[cells[positions, 0] < self._alive_from(since)] = 0
+        self._arena.retain(ids, offsets, kept, self._index.entries)
+
+    def _rebuild(self) -> None:
+        """Make the slice anew, without the keys that have no version, when they are more than half."""
+        if self.keys < _REBUILD_KEYS:
+            return
+        begin, end = np.empty(self.keys, np.int64), np.empty(self.keys, np.int64)
+        lookups.entry_ranges(self._index.entries, self._control, begin, end)
+        if 2 * np.count_nonzero(begin == end) <= self.keys:
+            return
+        fresh = VersionedSlice(self.key_kind, self.schema, self.rules)
+        fresh.load(self.export())
+        self._control, self._index, self._arena = fresh._control, fresh._index, fresh._arena
+        self._heaps, self._masked, self._changed = fresh._heaps, fresh._masked, fresh._changed
+        self._sweep_cursor = 0
 
     # Reading
 
     def fetch(
-        self, keys: Keys, lo: NDArray[np.int64] | None, hi: NDArray[np.int64], rule: str
+        self, keys: Keys, lo: NDArray[np.int64] | None, hi: NDArray[np.int64], rule: FetchRule
     ) -> list[pa.Array]:
         """Answer one probe per row over its versions with `lo < time <= hi` (`lo` None: unbounded below).
 
-        An array per value column (`count`: just one), of the types that `result_schema` says. An unknown key, or no
-        version in range: null under `latest`, `total`, `smallest` and `largest`, [] under `values`, 0 under `count`.
+        An array per column, of the types that `result_schema` says. An unknown key, or no version in range: null
+        under `latest`, `as_of`, `total`, `smallest`, `largest` and a rule of one's own, [] under `values` and
+        `neighbours`, 0 under `count`.
         """
-        if rule not in RULES:
-            raise BadOption(f"no rule {rule!r}", hint=f"one of {', '.join(RULES)}", option="rule")
+        if rule.name not in RULES:
+            raise BadOption(f"no rule {rule.name!r}", hint=f"one of {', '.join(RULES)}", option="rule")
         self._check(keys, hi)
         hi = views.plain(hi)
         if lo is not None:
             self._check(keys, lo)
-            lo = views.plain(lo)
+            lo = None if rule.name == "as_of" else views.plain(lo)
+        lo = self._living(lo, hi)
         ids = self._index.find(keys)
         reader = self._reader()
-        if rule == "latest":
+        if rule.name in ("latest", "as_of"):
             positions = np.empty(len(ids), np.int64)
             lookups.latest_at(ids, self._index.entries, self._arena.cells, hi, positions)
             if lo is not None:
                 lookups.drop_until(positions, self._arena.cells, lo)
-            return reader.gather(positions)
+            return reader.folded(positions)
         begin, end = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         unbounded = np.empty(0, np.int64)
         if lo is None or len(lo) == 0:
             lo = unbounded
         total = lookups.ranges(ids, self._index.entries, self._arena.cells, lo, hi, begin, end)
-        if rule == "count":
+        if rule.name == "count":
             return [pa.array(end - begin)]
-        if rule == "values":
+        if rule.name == "values":
             return reader.lists(begin, end, total)
-        return reader.aggregates(begin, end, total, AGGREGATES[rule])
+        if rule.name == "neighbours":
+            return reader.neighbours(begin, end, total)
+        if rule.code is not None:
+            type_ = returned(rule)
+            own = fetch_rule(rule.code, self.schema, self._layout, type_)
+            return reader.made(own, type_, begin, end, total)
+        return reader.aggregates(begin, end, total, AGGREGATES[rule.name])
+
+    def _living(self, lo: NDArray[np.int64] | None, hi: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """The low bounds, raised to where values have expired by `hi`."""
+        span = self.rules.span
+        if span == 0:
+            return lo
+        born = np.where(hi < SMALLEST_TIME + span, SMALLEST_TIME, hi - span)
+        return born if lo is None else np.maximum(lo, born)
 
     def latest(self, hi: int | None) -> pa.RecordBatch:
-        """The newest version with time <= `hi` (None: of all) of each key that has one: `_key`, `_time`, values."""
+        """The newest version with time <= `hi` (None: of all) of each key that has one: `_key`, `_time`, values.
+
+        Under `edges` one row for each neighbour that is there.
+        """
         count = self.keys
         ids = np.arange(count)
-        positions = np.empty(count, np.int64)
         his = np.full(count, _LARGEST_TIME if hi is None else _clamped(hi), np.int64)
+        los = None if hi is None else self._living(None, his)
+        reader = self._reader()
+        if self.rules.update.name == "edges":
+            begin, end = np.empty(count, np.int64), np.empty(count, np.int64)
+            lo = np.empty(0, np.int64) if los is None else los
+            total = lookups.ranges(ids, self._index.entries, self._arena.cells, lo, his, begin, end)
+            offsets, positions = reader.net(begin, end, total)
+            return self._batch(np.repeat(ids, np.diff(offsets)), positions, reader.gather(positions))
+        positions = np.empty(count, np.int64)
         lookups.latest_at(ids, self._index.entries, self._arena.cells, his, positions)
+        if los is not None:
+            lookups.drop_until(positions, self._arena.cells, los)
         found = positions >= 0
-        return self._batch(ids[found], positions[found])
+        positions = positions[found]
+        return self._batch(ids[found], positions, reader.folded(positions))
 
     def export(self) -> pa.RecordBatch:
-        """All versions: `_key`, `_time`, values; grouped by key, times ascending."""
-        return self._batch(*self._all_positions())
+        """All versions: `_key`, `_time`, values; grouped by key, times ascending.
+
+        Where values are folded, the first of a key stands for all that was compacted: it is the folded one.
+        """
+        ids, positions = self._all_positions()
+        reader = self._reader()
+        columns = reader.gather(positions)
+        if self.rules.fold is not None and len(ids):
+            first = np.flatnonzero(np.diff(ids, prepend=-1))
+            at = np.arange(len(ids))
+            at[first] = len(ids) + np.arange(len(first))
+            folded = reader.folded(positions[first])
+            columns = [
+                pa.concat_arrays([own, made]).take(pa.array(at))
+                for own, made in zip(columns, folded, strict=True)
+            ]
+        return self._batch(ids, positions, columns)
 
     def copy(self) -> VersionedSlice:
         """A frozen copy: the mutable arrays are copied, the append-only ones shared. It refuses inserts."""
-        other = VersionedSlice(self.key_kind, self.schema)
+        other = VersionedSlice(self.key_kind, self.schema, self.rules)
         other._control[:] = self._control
         other._index = self._index.copy(other._control)
         other._arena = self._arena.copy(other._control)
@@ -197,7 +324,7 @@ class VersionedSlice:
     def validate(self) -> None:
         """Check every invariant; slow, for tests."""
         self._index.validate()
-        self._arena.validate(self._index.entries)
+        self._arena.validate(self._index.entries, self.rules.update.replaces)
         assert self._arena.cells.shape[1] == self._layout.width + self._masked
         if self._heaps:
             assert len({heap.rows for heap in self._heaps.values()}) == 1
@@ -216,7 +343,7 @@ class VersionedSlice:
 
     def _reader(self) -> Reader:
         mask = self._layout.width if self._masked else -1
-        return Reader(self._layout, self._arena.cells, mask, self._heaps)
+        return Reader(self._layout, len(self.schema), self._arena.cells, mask, self._heaps)
 
     def _heap_rows(self) -> int:
         return next((heap.rows for heap in self._heaps.values()), 0)
@@ -230,10 +357,11 @@ class VersionedSlice:
         lookups.expand(begin, end, np.empty(count + 1, np.int64), positions)
         return np.repeat(np.arange(count), end - begin), positions
 
-    def _batch(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> pa.RecordBatch:
-        reader = self._reader()
+    def _batch(
+        self, ids: NDArray[np.int64], positions: NDArray[np.int64], values: list[pa.Array]
+    ) -> pa.RecordBatch:
         key = self._index.stored_keys().take(ids).to_arrow()
-        columns = [key, reader.times(positions), *reader.gather(positions)]
+        columns = [key, self._reader().times(positions), *values]
         fields = [pa.field("_key", key.type), pa.field("_time", pa.int64()), *self.schema]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 

@@ -15,6 +15,7 @@ import msgspec
 from millpond.errors import BadMessage, BadName, MessageTooLarge
 from millpond.rules import CompactRule, FetchName, UpdateRule
 from millpond.times import TIME_MAX, TIME_MIN, Progress
+from millpond.usercode import Code
 
 CONTROL_BYTES_MAX = 4 << 20
 BATCH_BYTES_MAX = 512 << 20
@@ -89,6 +90,7 @@ class Assign(Message, frozen=True, tag=True):
     states: list[StateSpec]
     decided: dict[str, dict[str, int]]
     fetch_progress: dict[str, Progress]
+    final_below: dict[str, Progress]
 
 
 class Assigned(Message, frozen=True, tag=True):
@@ -137,12 +139,16 @@ class Apply(Message, frozen=True, tag=True):
     epoch: Count
 
 
-class AdvanceFetchProgress(Message, frozen=True, tag=True):
+class Advance(Message, frozen=True, tag=True):
+    """F, and the time below which no update comes any more. Answers Done."""
+
     state: Name
     fetch_progress: Progress
+    final_below: Progress
 
     def __post_init__(self) -> None:
         check_progress(self.fetch_progress)
+        check_progress(self.final_below)
 
 
 class Checkpoint(Message, frozen=True, tag=True):
@@ -183,6 +189,8 @@ class Fetch(Message, frozen=True, tag=True):
 
     state: Name
     rule: FetchName
+    code: Code | None = None
+    returns: str = ""
 
 
 class ReadSlices(Message, frozen=True, tag=True):
@@ -378,9 +386,7 @@ class PondMetrics(Message, frozen=True, tag=True):
     states: dict[str, dict[str, float]]
 
 
-ContainerCall = (
-    Assign | AddState | Prepare | Discard | Apply | AdvanceFetchProgress | Checkpoint | ContainerStatus
-)
+ContainerCall = Assign | AddState | Prepare | Discard | Apply | Advance | Checkpoint | ContainerStatus
 ContainerExchange = Stage | Fetch
 CoordinatorCall = (
     OpenState

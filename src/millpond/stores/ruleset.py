@@ -1,0 +1,126 @@
+"""The rules of one State in the form its slices use them; made once, shared by all of them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.errors import BadRule, RuleInterpreted
+from millpond.kernels import edges
+from millpond.rules import CompactRule, FetchRule, UpdateRule, keep_latest, put
+from millpond.schema import parse_ddl
+from millpond.stores import views
+from millpond.stores.cells import Layout
+from millpond.stores.folds import Fold, stored_schema
+from millpond.stores.userrules import UserRule, fetch_rule, fold_rule, keep_rule
+
+
+class Ruleset:
+    """Checks that the rules fit the values and each other: `BadRule` where they do not."""
+
+    def __init__(
+        self, values: pa.Schema, update: UpdateRule | None = None, compact: CompactRule | None = None
+    ) -> None:
+        self.values = values
+        self.update = update or put()
+        self.compact = compact or keep_latest()
+        check_rules(values, self.update, self.compact)
+        self.layout = Layout(stored_schema(values, self.update))
+        self.span = self.compact.span
+        self.fold = Fold(self.update, values, self.layout, self.span) if self.update.folds else None
+        self.keep: UserRule | None = None
+        if self.compact.code is not None:
+            self.keep = keep_rule(self.compact.code, values, self.layout)
+        self.compaction_failures = 0
+
+    @property
+    def failures(self) -> int:
+        """How often a user's own rule failed here: on an update, which then changed nothing, or on compaction."""
+        return self.compaction_failures + (self.fold.failures if self.fold is not None else 0)
+
+    @property
+    def by_mask(self) -> bool:
+        """Whether compaction looks at the versions themselves."""
+        return self.compact.name in ("net_edges", "custom") or (
+            self.compact.name == "ttl" and self.update.name == "edges"
+        )
+
+
+def check_rules(values: pa.Schema, update: UpdateRule, compact: CompactRule) -> None:
+    if (update.name == "custom") != (update.code is not None) or (compact.name == "custom") != (
+        compact.code is not None
+    ):
+        raise BadRule("a rule of one's own, and no other, comes with its code", rule=update.name)
+    if (compact.name == "ttl") != (compact.span > 0) or (compact.span > 0) != (compact.span_kind != ""):
+        raise BadRule("ttl, and no other rule, comes with a span", rule=compact.name)
+    if update.name == "edges":
+        _check_edges(values, compact)
+    elif compact.name == "net_edges":
+        raise BadRule(
+            "net_edges() compacts the neighbours that edges() keeps",
+            hint="give update=mp.edges() too, or another compaction rule",
+            rule="net_edges",
+        )
+    if update.name == "add":
+        Fold(update, values, Layout(stored_schema(values, update)), 0)
+
+
+def _check_edges(values: pa.Schema, compact: CompactRule) -> None:
+    first, last = values.field(0), values.field(len(values) - 1)
+    neighbour = views.is_long(first.type) or views.is_bytes(first.type)
+    if len(values) < 2 or not pa.types.is_boolean(last.type) or not neighbour:
+        raise BadRule(
+            f"edges() keeps neighbours and whether they were added; the value is ({', '.join(map(str, values))})",
+            hint='for example value="neighbour long, added boolean"',
+            rule="edges",
+        )
+    if compact.name == "keep_latest":
+        raise BadRule(
+            "keep_latest() would keep one neighbour of each vertex",
+            hint="give compact=mp.net_edges(), mp.ttl(...) or mp.keep_all()",
+            rule="keep_latest",
+        )
+
+
+def warn_if_interpreted(values: pa.Schema, rule: UpdateRule | CompactRule | FetchRule) -> None:
+    """Compiles a user's own rule to see whether that works; a warning names the reason where it does not."""
+    if rule.code is None:
+        return
+    if isinstance(rule, UpdateRule):
+        found = fold_rule(rule.code, values, Layout(stored_schema(values, rule)))
+    elif isinstance(rule, CompactRule):
+        found = keep_rule(rule.code, values, Layout(values))
+    else:
+        found = fetch_rule(rule.code, values, Layout(values), returned(rule))
+    if found.kernel is None:
+        warnings.warn(
+            f"the rule {rule.code.name!r} runs interpreted, row by row: {found.reason}",
+            RuleInterpreted,
+            stacklevel=3,
+        )
+
+
+def returned(rule: FetchRule) -> pa.DataType:
+    """The type that a user's own fetch rule gives."""
+    schema = parse_ddl(rule.returns, "value")
+    if len(schema) != 1:
+        raise BadRule(f"a fetch rule returns one value, not {rule.returns!r}", rule=rule.name)
+    return schema.field(0).type
+
+
+def net(offsets: NDArray[np.int64], neighbours: pa.Array, added: pa.Array) -> NDArray[np.uint8]:
+    """Flags for the events of each range that leave a neighbour there."""
+    kept = np.zeros(len(neighbours), np.uint8)
+    edges.net(offsets, _ids(neighbours), views.plain(views.longs(added)), kept)
+    return kept
+
+
+def _ids(neighbours: pa.Array) -> NDArray[Any]:
+    """A long for each neighbour: equal ones have the same."""
+    if views.is_bytes(neighbours.type):
+        neighbours = neighbours.dictionary_encode().indices
+    return views.plain(views.longs(neighbours))
