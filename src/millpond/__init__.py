@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millpond.errors import MillpondError, RuleInterpreted
+from millpond.ops.flow import Flow, Stream
 from millpond.pond import Pond, State, connect
 from millpond.pond import open_pond as open  # noqa: A004 - mp.open reads as it should
 from millpond.rules import (
@@ -26,10 +27,12 @@ from millpond.rules import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Flow",
     "MillpondError",
     "Pond",
     "RuleInterpreted",
     "State",
+    "Stream",
     "add",
     "as_of",
     "connect",

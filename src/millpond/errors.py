@@ -173,6 +173,15 @@ class UpdaterFinished(MillpondError, RuntimeError):
 # What was asked too early, too late, or is too large
 
 
+def updater_finished(state: str, name: str) -> UpdaterFinished:
+    return UpdaterFinished(
+        f"updater {name!r} of state {state!r} has finished",
+        hint="an updater that may send more must not be finished; use another name",
+        state=state,
+        name=name,
+    )
+
+
 class RowsWaiting(MillpondError, RuntimeError):
     """Rows whose time update progress has not passed yet."""
 

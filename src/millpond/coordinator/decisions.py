@@ -36,6 +36,7 @@ from millpond.errors import (
     UnknownUpdater,
     UpdaterFinished,
     WrongType,
+    updater_finished,
 )
 from millpond.rules import CompactRule, UpdateRule
 from millpond.schema import check_key_types, format_ddl, parse_ddl
@@ -172,14 +173,13 @@ def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPla
             epoch=message.epoch,
             expected=epochs.last + 1,
         )
-    elif updater.watermark == math.inf:
-        raise UpdaterFinished(
-            f"updater {message.updater!r} of state {message.state!r} has finished",
-            hint="an updater that may send more must not be finished; use another name",
-            state=message.state,
-            name=message.updater,
-        )
+    elif updater.watermark == math.inf and isinstance(message, CommitEpoch) and _brings_rows(message):
+        raise updater_finished(message.state, message.updater)
     return EpochPlan(late_below=late_below, time_kind=state.time_kind, replayed=replayed)
+
+
+def _brings_rows(message: CommitEpoch) -> bool:
+    return any(receipt.rows or receipt.late for receipt in message.receipts)
 
 
 def replay_epoch(pond: PondRecord, message: CommitEpoch) -> EpochCommitted:
@@ -254,26 +254,46 @@ def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[Pond
     state = state_of(pond, message.state)
     fetcher = _fetcher_of(state, message.fetcher)
     pins = fetcher.queries.get(message.query, ())
-    known = next((record for record in pins if record.epoch == message.epoch), None)
+    wanted = (message.epoch, message.drain)
+    known = next((record for record in pins if (record.epoch, record.drain) == wanted), None)
     if known is None:
-        if pins and message.epoch != pins[-1].epoch + 1:
-            raise EpochOutOfOrder(
-                f"epoch {message.epoch} of fetcher {message.fetcher!r} follows {pins[-1].epoch}",
-                hint="epochs are consecutive; call the operator on empty batches, too",
-                epoch=message.epoch,
-                expected=pins[-1].epoch + 1,
-            )
-        known = PinRecord(message.epoch, update_progress, fetcher.watermark)
+        _check_next(pins, message)
+        known = PinRecord(message.epoch, update_progress, fetcher.watermark, drain=message.drain)
         pins = (*pins, known)[-PINS_REMEMBERED:]
         fetcher = replace(fetcher, queries={**fetcher.queries, message.query: pins})
         pond = _with_fetcher(pond, state, message.fetcher, fetcher)
-    before = next((record for record in pins if record.epoch == message.epoch - 1), None)
+    at = pins.index(known)
+    before = pins[at - 1] if at > 0 else None
     return pond, Pinned(
         update=known.update,
         late_below=known.late_below,
         time_kind=state.time_kind,
-        previous=before.epoch if before is not None and before.waiting else None,
+        previous=(before.epoch, before.drain) if before is not None and before.waiting else None,
     )
+
+
+def _check_next(pins: tuple[PinRecord, ...], message: Pin) -> None:
+    """Epochs are consecutive, and so are the drains after one. A drain that was begun is ended first."""
+    if not pins and message.drain == 0:
+        return
+    last = pins[-1] if pins else None
+    if last is not None and last.drain and not last.answered:
+        raise EpochOutOfOrder(
+            f"a drain of fetcher {message.fetcher!r} was interrupted after epoch {last.epoch}",
+            hint="call drain() again first: it goes on where it stopped",
+            epoch=message.epoch,
+            expected=last.epoch,
+        )
+    if last is None or (message.epoch, message.drain) not in (
+        (last.epoch + 1, 0),
+        (last.epoch, last.drain + 1),
+    ):
+        raise EpochOutOfOrder(
+            f"epoch {message.epoch} of fetcher {message.fetcher!r} follows {last.epoch if last else 'none'}",
+            hint="epochs are consecutive; call the operator on empty batches, too",
+            epoch=message.epoch,
+            expected=last.epoch + 1 if last else 0,
+        )
 
 
 def answered(pond: PondRecord, message: Answered) -> PondRecord:
@@ -281,7 +301,7 @@ def answered(pond: PondRecord, message: Answered) -> PondRecord:
     state = state_of(pond, message.state)
     fetcher = _fetcher_of(state, message.fetcher)
     pins = fetcher.queries.get(message.query, ())
-    if not pins or pins[-1].epoch != message.epoch:
+    if not pins or (pins[-1].epoch, pins[-1].drain) != (message.epoch, message.drain):
         # A replay of an epoch before the last: what it left waiting was taken up since.
         return pond
     first_time = not pins[-1].answered
@@ -306,7 +326,16 @@ def pending(pond: PondRecord, message: AskPending) -> Pending:
         rows=sum(record.waiting for record in newest),
         since=min((record.lowest for record in newest if record.lowest is not None), default=None),
         late=fetcher.late,
+        drains={query: drain for query, pins in fetcher.queries.items() if (drain := _next_drain(pins))},
     )
+
+
+def _next_drain(pins: tuple[PinRecord, ...]) -> tuple[int, int] | None:
+    """The drain in which the waiting rows of a query can be answered; None if there are none."""
+    last = pins[-1]
+    if last.drain and not last.answered:
+        return last.epoch, last.drain
+    return (last.epoch, last.drain + 1) if last.answered and last.waiting else None
 
 
 def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgress:

@@ -52,6 +52,7 @@ class PinRecord(msgspec.Struct, frozen=True):
     answered: bool = False
     waiting: int = 0
     lowest: Progress | None = None
+    drain: int = 0
 
 
 class FetcherRecord(msgspec.Struct, frozen=True):

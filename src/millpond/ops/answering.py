@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 WAITING = "waiting"
+DRAINS_MAX = 1024
 
 
 class _Left(NamedTuple):
@@ -62,6 +64,7 @@ class Answering:
         self._committed = committed
         self._to = to
         self.name = name
+        self.state = asking.state
         client.call(Register(asking.state, name, "fetcher"))
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
@@ -70,13 +73,14 @@ class Answering:
         frames.check_columns(frame, asking.columns)
         asking.check_into(frame.columns)
         query = frames.query_of(frame) or LOCAL_QUERY
-        pinned: Pinned = self._client.call(Pin(asking.state, self.name, query, epoch))
+        number, drain = turn_of(epoch)
+        pinned: Pinned = self._client.call(Pin(asking.state, self.name, query, number, drain))
         # Only new rows can be late: those that wait hold the fetcher's progress back.
         rows = frame.filter(~self._late(frame, pinned))
         if pinned.previous is not None:
             kept = frame.sparkSession.read.schema(frame.schema)
-            rows = rows.unionByName(kept.parquet(self._waiting(query, pinned.previous)))
-        left = self._keep_waiting(rows, pinned, query, epoch)
+            rows = rows.unionByName(kept.parquet(self._waiting(query, *pinned.previous)))
+        left = self._keep_waiting(rows, pinned, self._waiting(query, number, drain))
         seen = self._seen(frame, pinned)
         ready = rows.filter(self._ready(rows, pinned))
         self._to(answers_of(self._client, asking, ready), epoch)
@@ -85,19 +89,33 @@ class Answering:
                 state=asking.state,
                 fetcher=self.name,
                 query=query,
-                epoch=epoch,
+                epoch=number,
+                drain=drain,
                 waiting=left.waiting,
                 late=seen.late,
                 lowest=left.lowest,
                 watermark=self._watermark(frame, seen),
             )
         )
-        shutil.rmtree(self._waiting(query, epoch - 2), ignore_errors=True)
+        self._remove_waiting(query, {(number, drain), pinned.previous})
 
     def pending(self) -> Pending:
         """How many rows wait, since which time, and how many came too late, as of the last epoch."""
         answer: Pending = self._client.call(AskPending(self._asking.state, self.name))
         return answer
+
+    def drain(self) -> Pending:
+        """Answers rows that wait, as far as U allows, without a new batch: for a query that has ended.
+
+        The function gets them under a number of their own, below zero. Exactly once, as any epoch. Returns what
+        waits still.
+        """
+        for query, turn in self.pending().drains.items():
+            spark = frames.active_session()
+            kept = spark.read.parquet(self._kept(query))
+            with frames.as_query(spark, query):
+                self(spark.createDataFrame([], kept.schema), number_of(*turn))
+        return self.pending()
 
     def _ready(self, rows: DataFrame, pinned: Pinned) -> Column:
         """A committed read waits for the end of its range, an uncommitted one only for the beginning."""
@@ -117,7 +135,7 @@ class Answering:
             return frames.micros(rows.schema, self._asking.high)
         return frames.micros(rows.schema, self._asking.low) + 1
 
-    def _keep_waiting(self, rows: DataFrame, pinned: Pinned, query: str, epoch: int) -> _Left:
+    def _keep_waiting(self, rows: DataFrame, pinned: Pinned, path: str) -> _Left:
         """Writes the rows that are not ready, in a job of the driver's own: the sink may run its part any number of times."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
@@ -128,7 +146,7 @@ class Answering:
         waiting = rows.filter(~self._ready(rows, pinned)).observe(
             kept, f.count(f.lit(1)).alias("rows"), f.min(self._lowest(rows)).alias("lowest")
         )
-        waiting.write.mode("overwrite").parquet(self._waiting(query, epoch))
+        waiting.write.mode("overwrite").parquet(path)
         return _Left(kept.get["rows"], kept.get["lowest"])
 
     def _seen(self, frame: DataFrame, pinned: Pinned) -> _Seen:
@@ -146,9 +164,34 @@ class Answering:
             return None
         return seen.newest - delay_for(frames.kind_of(frame.schema, self._asking.high), self._delay)
 
-    def _waiting(self, query: str, epoch: int) -> str:
-        root = self._client.placement().root
-        return os.path.join(root, WAITING, self._asking.state, self.name, query, f"{epoch:012d}")
+    def _folder(self, query: str) -> str:
+        return os.path.join(self._client.placement().root, WAITING, self._asking.state, self.name, query)
+
+    def _waiting(self, query: str, epoch: int, drain: int) -> str:
+        return os.path.join(self._folder(query), f"{epoch:012d}.{drain:04d}")
+
+    def _kept(self, query: str) -> str:
+        """Rows that wait: their schema is that of the stream."""
+        return os.path.join(self._folder(query), max(os.listdir(self._folder(query))))
+
+    def _remove_waiting(self, query: str, needed: set[tuple[int, int] | None]) -> None:
+        """Removes what no epoch can ask for any more, not even one that runs again."""
+        kept = {self._waiting(query, *turn) for turn in needed if turn is not None}
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self._folder(query)):
+                path = os.path.join(self._folder(query), name)
+                if path not in kept:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def number_of(epoch: int, drain: int) -> int:
+    """What an epoch, or a drain after one, is called: Spark's own number, or one below zero."""
+    return epoch if drain == 0 else -(epoch * DRAINS_MAX + drain)
+
+
+def turn_of(number: int) -> tuple[int, int]:
+    """The epoch and the drain of a number."""
+    return (number, 0) if number >= 0 else divmod(-number, DRAINS_MAX)
 
 
 def answers_of(client: Client, asking: Asking, ready: DataFrame) -> DataFrame:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
@@ -15,10 +17,13 @@ from millpond.times import Progress, TimeKind
 from millpond.wire.messages import EpochPlan, Receipt
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from millpond.client.link import Link
+
+
+QUERY_ID = "sql.streaming.queryId"
 
 
 def is_frame(rows: object) -> TypeGuard[DataFrame]:
@@ -28,8 +33,31 @@ def is_frame(rows: object) -> TypeGuard[DataFrame]:
 
 def query_of(frame: DataFrame) -> str | None:
     """The id of the streaming query whose `foreachBatch` this is; None outside of one."""
-    query: str | None = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    query: str | None = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
     return query
+
+
+@contextmanager
+def as_query(spark: SparkSession, query: str) -> Iterator[None]:
+    """What runs inside belongs to that streaming query, as if in its `foreachBatch`."""
+    context: Any = spark.sparkContext  # its types do not say that None unsets a property
+    before = context.getLocalProperty(QUERY_ID)
+    context.setLocalProperty(QUERY_ID, query)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(QUERY_ID, before)
+
+
+def active_session() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise BadOption(
+            "there is no Spark session", hint="start one: rows that wait are Spark's", option="spark"
+        )
+    return session
 
 
 def link_of(client: Client) -> Link:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.container.held import check_values
-from millpond.errors import BadOption, LateRows
+from millpond.errors import BadOption, LateRows, updater_finished
 from millpond.ops.columns import (
     Names,
     as_names,
@@ -90,6 +90,8 @@ class Intake:
         check_values(self.update, self.value_schema, values)
         if self.seq is not None:
             values.append(sequence_of(table, self.seq))
+        if plan.late_below == math.inf and len(times) and not plan.replayed:
+            raise updater_finished(self.state, self.name)
         late = late_rows(times, plan.late_below)
         if len(late) == 0:
             return Rows(keys, times, values, kind, 0)

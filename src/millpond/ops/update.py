@@ -71,6 +71,9 @@ class Update:
         """Commits one epoch. When it returns, the rows are durable and U has moved; a replay changes nothing."""
         if frames.is_frame(rows):
             query = frames.query_of(rows) or LOCAL_QUERY
+            if isinstance(epoch, int) and epoch < 0:
+                # A drain comes once, between two epochs of its query: it counts as a query of its own.
+                query, epoch = f"{query}.{-epoch}", 0
             staged = frames.Staging(self._client, self._intake, rows)
             return self._commit(epoch, query, lambda plan: Staging(staged(plan, epoch, query), staged.kind))
         return self.commit(as_table(rows), epoch, LOCAL_QUERY)

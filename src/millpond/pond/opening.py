@@ -18,7 +18,13 @@ from millpond.errors import BadOption, BadRoot, PondInUse
 from millpond.files import OsFiles
 from millpond.pond.pond import Pond
 from millpond.wire.connection import LocalConnection
-from millpond.wire.flight import FlightConnection, FlightDialer, FlightService, check_host
+from millpond.wire.flight import (
+    FlightConnection,
+    FlightDialer,
+    FlightService,
+    check_host,
+    read_only_token,
+)
 from millpond.wire.messages import Locate
 
 SLICES_MAX = 65_535
@@ -60,7 +66,10 @@ def open_pond(
 
 
 def connect(address: str, token: str, spark: Any = None) -> Pond:
-    """Joins a pond that another process runs. Its token is in the file `token` under its root."""
+    """Joins a pond that another process runs. Its token is in the file `token` under its root.
+
+    The one in `token.read` may read every State, and change none.
+    """
     if not isinstance(address, str) or not re.fullmatch(r".+:\d{1,5}", address) or "://" in address:
         raise BadOption(f"{address!r} is not an address", hint="for example 127.0.0.1:8815", option="address")
     token = token.strip() if isinstance(token, str) else ""
@@ -107,6 +116,7 @@ class _EmbeddedPond:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Under the lock: of two that open a new root at once, only one makes its token.
             self._token = _token(self._root)
+            _write_private(os.path.join(self._root, "token.read"), read_only_token(self._token))
         except BlockingIOError:
             raise PondInUse(
                 f"the pond at {self._root} is open already, here or in another process",
@@ -178,13 +188,17 @@ def _token(root: str) -> str:
     except FileNotFoundError:
         pass
     token = secrets.token_urlsafe(32)
+    _write_private(path, token)
+    return token
+
+
+def _write_private(path: str, text: str) -> None:
     handle = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as file:
-        file.write(token + "\n")
+        file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".tmp", path)
-    return token
 
 
 def _await_orphans(root: str) -> None:

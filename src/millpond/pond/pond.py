@@ -10,6 +10,7 @@ import msgspec
 
 from millpond.client.client import Client
 from millpond.errors import BadOption, UnknownState
+from millpond.ops.flow import Flow
 from millpond.pond.state import State
 from millpond.rules import (
     CompactRule,
@@ -105,6 +106,10 @@ class Pond:
         )
         self._client.call(OpenState(spec))
         return State(self._client, spec)
+
+    def flow(self, name: str) -> Flow:
+        """Several sources, updates and fetches as one streaming query with one checkpoint: see `Flow`."""
+        return Flow(self._client, check_name(name, "the flow"))
 
     def states(self) -> dict[str, State]:
         """All States by name."""

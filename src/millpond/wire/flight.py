@@ -1,6 +1,6 @@
 """Arrow Flight between processes: a thin shell that authenticates, limits, and carries errors across.
 
-Every call needs the token, whatever its kind. Errors of the handler travel as themselves; any other failure
+Every call needs a token, whatever its kind; what a read-only one allows is said here too. Errors of the handler travel as themselves; any other failure
 of the transport is `Unavailable`, which callers may retry.
 """
 
@@ -19,10 +19,17 @@ from millpond.errors import BadMessage, BadOption, MillpondError, Unauthorised, 
 from millpond.wire.connection import Answer, Handler, SlicedBatch, checked
 from millpond.wire.messages import (
     CONTROL_BYTES_MAX,
+    AskMetrics,
+    AskPending,
+    AskProgress,
     Assign,
     Checkpoint,
     CommitEpoch,
+    Fetch,
+    ListStates,
+    Locate,
     Message,
+    ReadSlices,
     check_size,
     decode,
     encode,
@@ -32,23 +39,51 @@ CALL_TIMEOUT_S = 120.0
 # Recovery and checkpoints take as long as the state is large; a commit waits for a container to recover.
 LONG_TIMEOUT_S = 3600.0
 LONG_CALLS = (Assign, Checkpoint, CommitEpoch)
+# What a read-only token may ask for, and questions without code.
+READS = (ListStates, Locate, AskProgress, AskPending, AskMetrics, ReadSlices)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000
 _HEADER = "authorization"
 
 
+def read_only_token(token: str) -> str:
+    """The token of the same pond that may only read: it follows from the full one, and not the other way round."""
+    return hmac.new(token.encode(), b"millpond read-only", "sha256").hexdigest()
+
+
+class _Caller(fl.ServerMiddleware):  # type: ignore[misc]
+    """What the token of a call allows."""
+
+    def __init__(self, reads_only: bool) -> None:
+        super().__init__()
+        self._reads_only = reads_only
+
+    def check(self, message: Any) -> None:
+        """A read-only token asks and reads. It changes nothing, and sends no code."""
+        allowed = isinstance(message, READS) or (isinstance(message, Fetch) and message.code is None)
+        if self._reads_only and not allowed:
+            what = "send code" if isinstance(message, Fetch) else f"ask for {type(message).__name__}"
+            raise Unauthorised(
+                f"a read-only token cannot {what}",
+                hint="use the token in the file `token` under the pond's root",
+            )
+
+
 class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call that does not carry the token, before anything else looks at it."""
+    """Refuses every call that does not carry a token, before anything else looks at it."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
-        self._expected = f"Bearer {token}".encode()
+        self._full = f"Bearer {token}".encode()
+        self._reading = f"Bearer {read_only_token(token)}".encode()
 
-    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
-        given = headers.get(_HEADER, [""])[0]
-        if not hmac.compare_digest(str(given).encode(), self._expected):
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Caller:
+        given = str(headers.get(_HEADER, [""])[0]).encode()
+        full = hmac.compare_digest(given, self._full)
+        if not full and not hmac.compare_digest(given, self._reading):
             raise fl.FlightUnauthenticatedError("the token is missing or wrong")
+        return _Caller(reads_only=not full)
 
 
 def check_host(host: str) -> None:
@@ -88,12 +123,15 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
             if action.type != "call":
                 raise BadMessage(f"there is no action {action.type!r}")
             check_size(action.body.size, CONTROL_BYTES_MAX, "message")
-            reply = encode(self._handler.call(decode(memoryview(action.body))))
+            message = decode(memoryview(action.body))
+            _caller(context).check(message)
+            reply = encode(self._handler.call(message))
         return iter([fl.Result(pa.py_buffer(reply))])
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _ErrorsToWire():
             message = decode(descriptor.command or b"")
+            _caller(context).check(message)
             answer = self._handler.exchange(message, checked(_incoming(reader)))
             reply = encode(answer.message)
         if answer.batch is None:
@@ -104,7 +142,9 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
 
     def do_get(self, context: Any, ticket: fl.Ticket) -> fl.FlightDataStream:
         with _ErrorsToWire():
-            schema, batches = self._handler.read(decode(ticket.ticket))
+            message = decode(ticket.ticket)
+            _caller(context).check(message)
+            schema, batches = self._handler.read(message)
         return fl.GeneratorStream(schema, _outgoing(batches))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
@@ -125,6 +165,11 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
 
     def list_actions(self, context: Any) -> list[fl.ActionType]:
         return [fl.ActionType("call", "one message in, one message out")]
+
+
+def _caller(context: Any) -> _Caller:
+    caller: _Caller = context.get_middleware("token")
+    return caller
 
 
 def _incoming(reader: Any) -> Iterator[SlicedBatch]:

@@ -297,21 +297,25 @@ class EpochCommitted(Message, frozen=True, tag=True):
 
 
 class Pin(Message, frozen=True, tag=True):
-    """Fix what a fetcher's epoch sees, before anything of it runs. Asked again, the answer is the same."""
+    """Fix what a fetcher's epoch sees, before anything of it runs. Asked again, the answer is the same.
+
+    `drain` numbers the drains after an epoch: turns in which rows that wait are answered, and no new ones come.
+    """
 
     state: Name
     fetcher: Name
     query: Query
     epoch: Count
+    drain: Count = 0
 
 
 class Pinned(Message, frozen=True, tag=True):
-    """Rows below `late_below` are too late to be asked. `previous` is the epoch whose waiting rows join this one."""
+    """Rows below `late_below` are too late to be asked. `previous` is the epoch and drain whose waiting rows join."""
 
     update: Progress
     late_below: Progress
     time_kind: str
-    previous: int | None
+    previous: tuple[int, int] | None
 
 
 class Answered(Message, frozen=True, tag=True):
@@ -329,6 +333,7 @@ class Answered(Message, frozen=True, tag=True):
     late: Count
     lowest: Progress | None
     watermark: Progress | None
+    drain: Count = 0
 
     def __post_init__(self) -> None:
         check_progress(self.lowest)
@@ -341,11 +346,15 @@ class AskPending(Message, frozen=True, tag=True):
 
 
 class Pending(Message, frozen=True, tag=True):
-    """Rows of a fetcher that wait for U, since the time `since`, as of its last epoch."""
+    """Rows of a fetcher that wait for U, since the time `since`, as of its last epoch.
+
+    `drains` are the queries that have such rows, and the epoch and drain in which they can be answered next.
+    """
 
     rows: Count
     since: Progress | None
     late: Count
+    drains: dict[str, tuple[int, int]] = {}
 
 
 class Report(Message, frozen=True, tag=True):

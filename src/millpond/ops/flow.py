@@ -1,0 +1,237 @@
+"""A flow: several sources, updates and fetches as one Spark query with one checkpoint.
+
+In each epoch all updates that no fetch comes before are committed first, so that the fetches of the epoch can see
+them. Rows that a fetch cannot answer yet wait at that fetch; the others go on, through as many fetches as there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+from millpond.client.client import Client
+from millpond.errors import BadOption
+from millpond.ops import frames
+from millpond.ops.answering import Answering, number_of
+from millpond.ops.fetch import Fetch
+from millpond.ops.update import Update
+from millpond.times import delay_for, parse_duration
+from millpond.wire.messages import Pending, Register, Report
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+SOURCE = "_source"
+
+
+class Named(Protocol):
+    """A State, as far as a report needs to know it."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class _Reporting(NamedTuple):
+    """Fetch progress that follows the rows of a stream, for fetchers of that State."""
+
+    state: str
+    names: tuple[str, ...]
+    at: str
+    delay: str | int | timedelta
+
+
+class Stream:
+    """Rows on their way through a flow. Made by `flow.source`, `map` and `ask`."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self.maps: list[tuple[Callable[[DataFrame], DataFrame], Stream]] = []
+        self.updates: list[Update] = []
+        self.asks: list[Answering] = []
+        self.sinks: list[Callable[[DataFrame, int], Any]] = []
+        self.reports: list[_Reporting] = []
+
+    def map(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
+        """The stream that the function makes of this one, epoch by epoch."""
+        child = Stream(self._flow)
+        self.maps.append((function, child))
+        return child
+
+    def into(self, update: Update) -> Self:
+        """These rows update a State: `stream.into(state.update(...))`."""
+        if not isinstance(update, Update):
+            raise BadOption(
+                f"{update!r} is no update", hint="for example stream.into(state.update(...))", option="update"
+            )
+        self.updates.append(update)
+        return self
+
+    def ask(self, fetch: Fetch) -> Stream:
+        """The stream of these rows with their answers: `stream.ask(state.fetch(..., name=...))`."""
+        if not isinstance(fetch, Fetch):
+            raise BadOption(
+                f"{fetch!r} is no fetch", hint="for example stream.ask(state.fetch(...))", option="fetch"
+            )
+        child = Stream(self._flow)
+        self.asks.append(fetch.to(lambda frame, epoch: self._flow.answered(child, frame, epoch)))
+        self._flow.fetchers.append(self.asks[-1])
+        return child
+
+    def to(self, function: Callable[[DataFrame, int], Any]) -> Self:
+        """`function(frame, epoch)` gets the rows of each epoch."""
+        self.sinks.append(function)
+        return self
+
+    def report(
+        self, state: Named, name: str | Sequence[str], *, at: str, delay: str | int | timedelta = 0
+    ) -> Self:
+        """After each epoch the fetchers so named will ask for no time below the newest `at` of these rows, less `delay`.
+
+        Fetch progress may have to come from further down the dataflow than the fetch. Rows that wait in this flow
+        hold it back.
+        """
+        names = (name,) if isinstance(name, str) else tuple(name)
+        parse_duration(delay)
+        for fetcher in names:
+            self._flow.client.call(Register(state.name, fetcher, "fetcher"))
+        self.reports.append(_Reporting(state.name, names, at, delay))
+        return self
+
+
+class Flow:
+    """Made by `pond.flow(name)`: give it sources, say what becomes of them, and start it."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client = client
+        self.name = name
+        self.fetchers: list[Answering] = []
+        self._sources: list[tuple[DataFrame, Stream]] = []
+        self._reported: list[tuple[_Reporting, DataFrame]] = []
+        self._held: list[DataFrame] = []
+
+    def source(self, frame: DataFrame) -> Stream:
+        """A stream of the rows of a DataFrame, a streaming one if the flow is to be started."""
+        if not frames.is_frame(frame):
+            raise BadOption(f"{frame!r} is no DataFrame", hint="give one of Spark's", option="frame")
+        stream = Stream(self)
+        self._sources.append((frame, stream))
+        return stream
+
+    def start(
+        self,
+        checkpoint: str,
+        *,
+        availableNow: bool = False,  # noqa: N803 - Spark's name
+        processingTime: str | None = None,  # noqa: N803 - Spark's name
+    ) -> StreamingQuery:
+        """Starts the flow as one streaming query. The triggers are Spark's own."""
+        trigger: dict[str, Any] = {"availableNow": True} if availableNow else {}
+        if processingTime is not None:
+            trigger["processingTime"] = processingTime
+        writer = self._tagged().writeStream.queryName(self.name).foreachBatch(self._epoch)
+        writer = writer.option("checkpointLocation", checkpoint)
+        return (writer.trigger(**trigger) if trigger else writer).start()
+
+    def run(self, epoch: int) -> None:
+        """One epoch over sources that are static DataFrames."""
+        self._run([(stream, frame) for frame, stream in self._sources], epoch)
+
+    def drain(self) -> list[Pending]:
+        """Answers rows that wait at the fetches, as far as U allows: for a flow that has ended. What waits still."""
+        turns: dict[str, tuple[int, int]] = {}
+        for asking in self.fetchers:
+            for query, turn in asking.pending().drains.items():
+                turns[query] = min(turn, turns.get(query, turn))
+        for query, turn in turns.items():
+            spark = self._spark()
+            with frames.as_query(spark, query):
+                empty = [(stream, spark.createDataFrame([], frame.schema)) for frame, stream in self._sources]
+                self._run(empty, number_of(*turn))
+        return [asking.pending() for asking in self.fetchers]
+
+    def answered(self, stream: Stream, frame: DataFrame, epoch: int) -> None:
+        """Rows that came through a fetch go on. They are kept: what comes next may look at them more than once."""
+        kept = frame.persist()
+        self._held.append(kept)
+        self._pass(self._expanded([(stream, kept)]), epoch)
+
+    def _spark(self) -> SparkSession:
+        if not self._sources:
+            raise BadOption("the flow has no source", hint="give it one: flow.source(frame)", option="flow")
+        return self._sources[0][0].sparkSession
+
+    def _tagged(self) -> DataFrame:
+        """All sources as one: each row in the struct of its source."""
+        from pyspark.sql import functions as f
+
+        self._spark()
+        if len(self._sources) == 1:
+            return self._sources[0][0]
+        whole: DataFrame | None = None
+        for number, (frame, _) in enumerate(self._sources):
+            row = f.struct(*(f.col(frames.quoted(name)) for name in frame.columns)).alias(f"_{number}")
+            tagged = frame.select(f.lit(number).alias(SOURCE), row)
+            whole = tagged if whole is None else whole.unionByName(tagged, allowMissingColumns=True)
+        assert whole is not None
+        return whole
+
+    def _epoch(self, batch: DataFrame, epoch: int) -> None:
+        if len(self._sources) == 1:
+            self._run([(self._sources[0][1], batch)], epoch)
+            return
+        # Every source's part is a look at the whole batch.
+        batch = batch.persist()
+        try:
+            parts = [
+                (stream, batch.where(f"{SOURCE} = {number}").select(f"_{number}.*"))
+                for number, (_, stream) in enumerate(self._sources)
+            ]
+            self._run(parts, epoch)
+        finally:
+            batch.unpersist()
+
+    def _run(self, sources: list[tuple[Stream, DataFrame]], epoch: int) -> None:
+        self._reported, self._held = [], []
+        try:
+            self._pass(self._expanded(sources), epoch)
+            for reporting, frame in self._reported:
+                self._report(reporting, frame)
+        finally:
+            for kept in self._held:
+                kept.unpersist()
+
+    def _expanded(self, streams: Iterable[tuple[Stream, DataFrame]]) -> list[tuple[Stream, DataFrame]]:
+        """The streams and all that `map` makes of them."""
+        found = []
+        for stream, frame in streams:
+            found.append((stream, frame))
+            found += self._expanded((child, function(frame)) for function, child in stream.maps)
+        return found
+
+    def _pass(self, streams: list[tuple[Stream, DataFrame]], epoch: int) -> None:
+        """Updates first, then sinks, then fetches and what comes after them."""
+        for stream, frame in streams:
+            for update in stream.updates:
+                update(frame, epoch)
+        for stream, frame in streams:
+            for sink in stream.sinks:
+                sink(frame, epoch)
+        for stream, frame in streams:
+            for ask in stream.asks:
+                ask(frame, epoch)
+            self._reported += [(reporting, frame) for reporting in stream.reports]
+
+    def _report(self, reporting: _Reporting, frame: DataFrame) -> None:
+        from pyspark.sql import functions as f
+
+        newest = (frame.agg(f.max(frames.micros(frame.schema, reporting.at))).first() or (None,))[0]
+        if newest is None:
+            return
+        progress = newest - delay_for(frames.kind_of(frame.schema, reporting.at), reporting.delay)
+        waiting = [asking.pending().since for asking in self.fetchers if asking.state == reporting.state]
+        progress = min(progress, min((since for since in waiting if since is not None), default=math.inf))
+        for name in reporting.names:
+            self.client.call(Report(reporting.state, name, None, progress))
