@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import linecache
 import os
 import re
 import sys
@@ -40,10 +41,13 @@ def test_every_block_runs(document: Path, tmp_path: Path, monkeypatch: pytest.Mo
     before = os.getcwd()
     os.chdir(tmp_path)
     try:
-        for code, promised in blocks(document):
+        for number, (code, promised) in enumerate(blocks(document)):
             out = io.StringIO()
+            # As in a notebook: the source of what a block defines can be found.
+            name = f"<{document.name} block {number}>"
+            linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
             with contextlib.redirect_stdout(out):
-                exec(compile(code, str(document), "exec"), names)
+                exec(compile(code, name, "exec"), names)
             if promised is not None:
                 assert out.getvalue() == promised
     finally:
