@@ -10,8 +10,9 @@ import ast
 import builtins
 import importlib
 import inspect
+import symtable
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -21,20 +22,31 @@ import numpy as np
 from millpond.errors import BadOption, BadRule
 
 MODULES = ("math", "numpy")
+CONSTANTS: dict[str, Callable[[str], Any]] = {
+    "bool": lambda text: text == "True",
+    "int": int,
+    "float": float,
+    "str": str,
+}
 SOURCE_BYTES_MAX = 64 << 10
 
 
 class Code(msgspec.Struct, frozen=True):
-    """Functions as text, the one called `name` among them, and what their global names stand for."""
+    """Functions as text, the one called `name` among them, and what their global names stand for.
+
+    A constant is a type and a text, so that NaN is equal to itself and 1 is not True.
+    """
 
     name: str
     source: str
-    constants: dict[str, bool | int | float | str] = {}
+    constants: dict[str, tuple[str, str]] = {}
     modules: dict[str, str] = {}
 
     def load(self, wrap: Callable[[FunctionType], Any] = lambda function: function) -> Any:
         """The function; it and those that it calls go through `wrap`."""
-        names: dict[str, Any] = dict(self.constants)
+        names: dict[str, Any] = {
+            name: CONSTANTS[kind](text) for name, (kind, text) in self.constants.items() if kind in CONSTANTS
+        }
         for alias, module in self.modules.items():
             if module not in MODULES:
                 raise BadRule(f"a rule may not import {module!r}", rule=self.name)
@@ -51,15 +63,18 @@ class Code(msgspec.Struct, frozen=True):
         return names[self.name]
 
 
-def capture(function: Any, role: str, option: str) -> Code:
-    """A function as text. BadRule, with the reason, if it is no plain function that can travel."""
+def capture(function: Any, role: str, option: str, given: Collection[str] = ()) -> Code:
+    """A function as text. BadRule, with the reason, if it is no plain function that can travel.
+
+    What the names in `given` stand for is left to whoever loads the function.
+    """
     if not isinstance(function, FunctionType) or function.__module__ == "millpond.rules":
         raise BadOption(
             f"{option}={function!r} is no {role} rule",
             hint="give one of Millpond's, as in mp.put() or mp.latest(), or a plain Python function",
             option=option,
         )
-    found = _Captured(role)
+    found = _Captured(role, given)
     name = found.add(function)
     source = "\n\n".join(found.sources.values())
     if len(source) > SOURCE_BYTES_MAX:
@@ -68,10 +83,11 @@ def capture(function: Any, role: str, option: str) -> Code:
 
 
 class _Captured:
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, given: Collection[str]) -> None:
         self.role = role
+        self.given = given
         self.sources: dict[str, str] = {}
-        self.constants: dict[str, bool | int | float | str] = {}
+        self.constants: dict[str, tuple[str, str]] = {}
         self.modules: dict[str, str] = {}
         self._functions: dict[str, FunctionType] = {}
 
@@ -80,9 +96,9 @@ class _Captured:
         if self._functions.setdefault(name, function) is not function:
             raise self._refuse(name, f"calls two functions of the name {name!r}")
         if name not in self.sources:
-            tree = _definition(function, name, self.role)
+            tree = self._definition(function, name)
             self.sources[name] = ast.unparse(tree)
-            for used in sorted(_names_used(tree)):
+            for used in sorted(self._names_used(self.sources[name], name) - set(self.given)):
                 self._resolve(function, used, name)
         return name
 
@@ -104,7 +120,8 @@ class _Captured:
         elif isinstance(value, FunctionType):
             kept = self.add(value) == used
         elif isinstance(value, (bool, int, float, str)):
-            kept = repr(self.constants.setdefault(used, value)) == repr(value)
+            constant = (type(value).__name__, str(value))
+            kept = constant[0] in CONSTANTS and self.constants.setdefault(used, constant) == constant
         else:
             what = (
                 f"the module {value.__name__}"
@@ -122,65 +139,86 @@ class _Captured:
             rule=name,
         )
 
-
-def _definition(function: FunctionType, name: str, role: str) -> ast.stmt:
-    """The function's definition, without decorators, annotations and docstring."""
-    try:
-        # A function among the arguments of a call begins in the middle of a line.
-        source = textwrap.dedent(inspect.getsource(function)).strip()
-    except (OSError, TypeError):
-        raise BadRule(
-            f"the source of the {role} rule {name!r} cannot be found",
-            hint="define it in a file or a notebook cell, not in text that is executed",
-            rule=name,
-        ) from None
-    if function.__name__ == "<lambda>":
-        return ast.Assign(
-            [ast.Name("rule", ast.Store())], _lambda(source, function, role), lineno=1, col_offset=0
-        )
-    tree = next((node for node in ast.walk(ast.parse(source)) if getattr(node, "name", None) == name), None)
-    if not isinstance(tree, ast.FunctionDef):
-        raise BadRule(f"the {role} rule {name!r} is no plain function", rule=name)
-    tree.decorator_list = []
-    tree.returns = None
-    for argument in ast.walk(tree.args):
-        if isinstance(argument, ast.arg):
-            argument.annotation = None
-    if ast.get_docstring(tree) is not None:
-        tree.body = tree.body[1:] or [ast.Pass()]
-    return tree
-
-
-def _lambda(source: str, function: FunctionType, role: str) -> ast.expr:
-    """The one lambda of the source that it can be: of several with the same arguments it cannot be told."""
-    found: list[ast.Lambda] = []
-    for cut in range(len(source), 0, -1):
-        # The lines that hold the lambda may be half a statement.
+    def _definition(self, function: FunctionType, name: str) -> ast.stmt:
+        """The function's definition, without annotations and docstring."""
         try:
-            tree = ast.parse(source[source.index("lambda") : cut] if cut < len(source) else source)
-        except (SyntaxError, ValueError):
-            continue
+            # A function among the arguments of a call begins in the middle of a line.
+            source = textwrap.dedent(inspect.getsource(function)).strip()
+        except (OSError, TypeError):
+            raise BadRule(
+                f"the source of the {self.role} rule {name!r} cannot be found",
+                hint="define it in a file or a notebook cell, not in text that is executed",
+                rule=name,
+            ) from None
+        if function.__name__ == "<lambda>":
+            value = self._lambda(source, function)
+            return ast.Assign([ast.Name("rule", ast.Store())], value, lineno=1, col_offset=0)
+        try:
+            nodes = list(ast.walk(ast.parse(source)))
+        except SyntaxError:
+            nodes = []
+        tree = next((node for node in nodes if getattr(node, "name", None) == name), None)
+        if not isinstance(tree, ast.FunctionDef):
+            raise self._refuse(name, "is no plain function, or its file has changed since it was loaded")
+        if hasattr(function, "__wrapped__") or not all(map(self._is_given, tree.decorator_list)):
+            raise self._refuse(name, "has a decorator, which would not travel with it")
+        tree.decorator_list = []
+        tree.returns = None
+        for argument in ast.walk(tree.args):
+            if isinstance(argument, ast.arg):
+                argument.annotation = None
+        if ast.get_docstring(tree) is not None:
+            tree.body = tree.body[1:] or [ast.Pass()]
+        for node in ast.walk(tree):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or "."]
+            for module in modules:
+                if module not in MODULES:
+                    raise self._refuse(name, f"imports {module!r}")
+        return tree
+
+    def _is_given(self, decorator: ast.expr) -> bool:
+        """Whether it is the name, or belongs to the module, that made this a rule."""
+        while isinstance(decorator, ast.Call | ast.Attribute):
+            decorator = decorator.func if isinstance(decorator, ast.Call) else decorator.value
+        return isinstance(decorator, ast.Name) and decorator.id in self.given
+
+    def _lambda(self, source: str, function: FunctionType) -> ast.expr:
+        """The one lambda of the source that it can be: of several with the same arguments it cannot be told."""
         arguments = list(function.__code__.co_varnames[: function.__code__.co_argcount])
-        found = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Lambda) and [a.arg for a in node.args.args] == arguments
-        ]
-        break
-    if len(found) != 1:
-        raise BadRule(
-            f"the source of the {role} rule cannot be told apart from what is around it",
-            hint="write it as a function: def rule(...): ...",
-            rule="rule",
-        )
-    return found[0]
+        found: dict[str, ast.Lambda] = {}
+        at = source.find("lambda")
+        while at >= 0:
+            # The lines that hold it may be half a statement: the longest text from there on that can be read.
+            for cut in range(len(source), at, -1):
+                try:
+                    node = ast.parse(source[at:cut], mode="eval").body
+                except SyntaxError:
+                    continue
+                node = node.elts[0] if isinstance(node, ast.Tuple) else node
+                if isinstance(node, ast.Lambda) and [a.arg for a in node.args.args] == arguments:
+                    found[ast.unparse(node)] = node
+                break
+            at = source.find("lambda", at + 1)
+        if len(found) != 1:
+            raise BadRule(
+                f"the source of the {self.role} rule cannot be told apart from what is around it",
+                hint="write it as a function: def rule(...): ...",
+                rule="rule",
+            )
+        return next(iter(found.values()))
 
-
-def _names_used(tree: ast.AST) -> set[str]:
-    """The names that the definition reads and does not set itself."""
-    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    bound = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    bound |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
-    bound |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
-    bound |= {n.asname or n.name for n in ast.walk(tree) if isinstance(n, ast.alias)}
-    return read - bound
+    def _names_used(self, source: str, name: str) -> set[str]:
+        """The names that a definition takes from outside, as Python itself reads them."""
+        used: set[str] = set()
+        tables = list(symtable.symtable(source, "<rule>", "exec").get_children())
+        while tables:
+            table = tables.pop()
+            tables += table.get_children()
+            for symbol in table.get_symbols():
+                if symbol.is_global() and symbol.is_assigned():
+                    raise self._refuse(name, f"sets the global name {symbol.get_name()!r}")
+                if symbol.is_global() and symbol.is_referenced():
+                    used.add(symbol.get_name())
+        return used - {name}

@@ -256,16 +256,15 @@ def lowest_asked(
 ) -> Progress:
     """The lowest time that an answer depends on, as far as compaction goes.
 
-    Compaction keeps the newest value below F, so that a read of the newest without a low bound depends on the upper
-    bound alone; under `edges` it keeps the neighbours, and a user's own rule keeps what the user's reads need. Else a
-    rule depends on all values of its range.
+    Without a low bound an answer depends on the upper bound alone if compaction keeps what it needs: the newest value
+    below F, under `edges` the neighbours, under a user's own rule whatever the user's reads need. Else it depends on
+    all values of its range.
     """
-    served = (
-        rule.name in ("latest", "neighbours") or spec.update.name == "edges" or spec.compact.name == "custom"
-    )
-    if rule.name == "as_of" or (lows is None and served):
+    kept = ("neighbours",) if spec.update.name == "edges" else ("latest", "as_of")
+    served = rule.name in kept or spec.compact.name == "custom"
+    if served and (lows is None or rule.name == "as_of"):
         return int(highs.min())
-    return int(lows.min()) + 1 if lows is not None else -math.inf
+    return int(lows.min()) + 1 if lows is not None and rule.name != "as_of" else -math.inf
 
 
 def check_values(update: UpdateRule, schema: pa.Schema, values: Sequence[pa.Array]) -> None:

@@ -95,7 +95,7 @@ def warm_up() -> None:
     folding.plan_size(longs[:0], changed, entries, arena, out)
     folding.plan(longs[:0], out, entries, arena, 0, begin, step)
     folding.add_longs(arena, 1, 2, longs, step)
-    folding.add_doubles(cells, 1, 2, longs, step)
+    folding.add_doubles(cells, 1, 2, False, longs, step)
     sums = offsets.copy()
     folding.vector_sizes(offsets, offsets, step, sums)
     for items in (longs, doubles, doubles.astype(np.float32)):

@@ -98,15 +98,18 @@ def add_doubles(
     cells: NDArray[np.float64],
     update: int,
     folded: int,
+    narrow: bool,
     positions: NDArray[np.int64],
     step: NDArray[np.uint8],
 ) -> None:
+    """`narrow` sums are floats: rounded at each step, as they are when they are written and read again."""
     for i in range(positions.shape[0]):
         p = positions[i]
         if step[i] == FIRST:
             cells[p, folded] = cells[p, update]
         elif step[i] == FOLLOWS:
-            cells[p, folded] = cells[positions[i - 1], folded] + cells[p, update]
+            total = cells[positions[i - 1], folded] + cells[p, update]
+            cells[p, folded] = np.float64(np.float32(total)) if narrow else total
 
 
 @jit

@@ -75,13 +75,8 @@ class Answering:
         query = frames.query_of(frame) or LOCAL_QUERY
         number, drain = turn_of(epoch)
         pinned: Pinned = self._client.call(Pin(asking.state, self.name, query, number, drain))
-        # Only new rows can be late: those that wait hold the fetcher's progress back.
-        rows = frame.filter(~self._late(frame, pinned))
-        if pinned.previous is not None:
-            kept = frame.sparkSession.read.schema(frame.schema)
-            rows = rows.unionByName(kept.parquet(self._waiting(query, *pinned.previous)))
-        left = self._keep_waiting(rows, pinned, self._waiting(query, number, drain))
-        seen = self._seen(frame, pinned)
+        left, seen = self._keep_waiting(frame, pinned, query, self._waiting(query, number, drain))
+        rows = self._with_waiting(frame, pinned, query)
         ready = rows.filter(self._ready(rows, pinned))
         self._to(answers_of(self._client, asking, ready), epoch)
         self._client.call(
@@ -135,29 +130,39 @@ class Answering:
             return frames.micros(rows.schema, self._asking.high)
         return frames.micros(rows.schema, self._asking.low) + 1
 
-    def _keep_waiting(self, rows: DataFrame, pinned: Pinned, path: str) -> _Left:
-        """Writes the rows that are not ready, in a job of the driver's own: the sink may run its part any number of times."""
+    def _with_waiting(self, frame: DataFrame, pinned: Pinned, query: str) -> DataFrame:
+        """The new rows that are not late, and those that waited. Only new ones can be late: the others hold F back."""
+        rows = frame.filter(~self._late(frame, pinned))
+        if pinned.previous is None:
+            return rows
+        kept = frame.sparkSession.read.schema(frame.schema)
+        return rows.unionByName(kept.parquet(self._waiting(query, *pinned.previous)))
+
+    def _keep_waiting(self, frame: DataFrame, pinned: Pinned, query: str, path: str) -> tuple[_Left, _Seen]:
+        """Writes the rows that are not ready, in a job of the driver's own: the sink may run its part any number of times.
+
+        The same job sees what a fetcher with a delay must know of its new rows.
+        """
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
+        late = f.coalesce(f.sum(self._late(frame, pinned).cast("long")), f.lit(0))
+        facts = [f.max(self._lowest(frame)).alias("newest"), late.alias("late")]
         if pinned.update == math.inf:
-            return _Left(0, None)
-        kept = Observation()
+            # Nothing waits.
+            found = frame.agg(*facts).first() if self._delay is not None else None
+            return _Left(0, None), _Seen(None, 0) if found is None else _Seen(*found)
+        seen, kept = Observation(), Observation()
+        if self._delay is not None:
+            frame = frame.observe(seen, *facts)
+        rows = self._with_waiting(frame, pinned, query)
+        lowest = f.min(self._lowest(rows)).alias("lowest")
         waiting = rows.filter(~self._ready(rows, pinned)).observe(
-            kept, f.count(f.lit(1)).alias("rows"), f.min(self._lowest(rows)).alias("lowest")
+            kept, f.count(f.lit(1)).alias("rows"), lowest
         )
         waiting.write.mode("overwrite").parquet(path)
-        return _Left(kept.get["rows"], kept.get["lowest"])
-
-    def _seen(self, frame: DataFrame, pinned: Pinned) -> _Seen:
-        """What only a fetcher with a delay must know of its new rows."""
-        from pyspark.sql import functions as f
-
-        if self._delay is None:
-            return _Seen(None, 0)
-        late = f.sum(self._late(frame, pinned).cast("long"))
-        newest, count = frame.agg(f.max(self._lowest(frame)), f.coalesce(late, f.lit(0))).first() or (None, 0)
-        return _Seen(newest, count)
+        new = _Seen(None, 0) if self._delay is None else _Seen(seen.get["newest"], seen.get["late"])
+        return _Left(kept.get["rows"], kept.get["lowest"]), new
 
     def _watermark(self, frame: DataFrame, seen: _Seen) -> Progress | None:
         if self._delay is None or seen.newest is None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.errors import BadOption, NullKey, WrongColumn, WrongType
+from millpond.errors import BadOption, NullKey, NullValue, WrongColumn, WrongType
 from millpond.schema import cast_column
 from millpond.stores.keys import Keys, encode_keys
 from millpond.times import TimeKind, time_column
@@ -100,4 +100,20 @@ def times_of(table: pa.Table, name: str, expected: str) -> tuple[npt.NDArray[np.
 
 def sequence_of(table: pa.Table, name: str) -> pa.Array:
     """The column by which rows of one key and time are ordered, as longs."""
-    return pa.array(time_column(column_of(table, name), name)[0])
+    column = column_of(table, name)
+    if column.null_count:
+        raise NullValue(
+            f"the column {name!r} that orders rows is null in {column.null_count:,} of {len(column):,} rows",
+            hint="give every row its place, or leave seq= out",
+            column=name,
+            rows=column.null_count,
+        )
+    if not (pa.types.is_integer(column.type) or pa.types.is_temporal(column.type)):
+        raise WrongType(
+            f"the column {name!r} that orders rows is {column.type}",
+            hint="cast it to long",
+            column=name,
+            expected="an integer or a timestamp",
+            actual=str(column.type),
+        )
+    return pa.array(time_column(column, name)[0])

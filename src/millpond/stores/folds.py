@@ -5,6 +5,7 @@ A slice that folds holds each value column twice: what the update brought, and w
 
 from __future__ import annotations
 
+import copy
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -91,10 +92,7 @@ class Fold:
         elif self._rule.kernel is None:
             self._interpret(self._rule, cells, heaps, positions, step)
         else:
-            try:
-                self._rule.kernel(cells, cells.view(np.float64), positions, step)
-            except Exception:  # noqa: BLE001 - whatever the rule raised: row by row it is seen where
-                self._interpret(self._rule, cells, heaps, positions, step)
+            self.failures += self._rule.kernel(cells, cells.view(np.float64), positions, step)
 
     def _add(
         self,
@@ -110,7 +108,8 @@ class Fold:
                 folding.add_longs(cells, update.cell, folded.cell, positions, step)
             elif update.kind == "double":
                 doubles = cells.view(np.float64)
-                folding.add_doubles(doubles, update.cell, folded.cell, positions, step)
+                narrow = pa.types.is_float32(update.field.type)
+                folding.add_doubles(doubles, update.cell, folded.cell, narrow, positions, step)
             else:
                 to = number + len(self._pairs)
                 sums[to] = _add_vectors(heaps[number].take(refs), heaps[to].take(refs), step)
@@ -176,7 +175,8 @@ class Fold:
 
     def _apply(self, rule: UserRule, old: list[Any], new: list[Any]) -> list[Any]:
         try:
-            found = rule.function(self._row(*old), self._row(*new))
+            # Lists and dicts may be written to by the rule.
+            found = rule.function(self._row(*copy.deepcopy(old)), self._row(*copy.deepcopy(new)))
             found = [found] if len(self._pairs) == 1 else list(found)
             return [_fitting(value, folded) for value, (_, folded) in zip(found, self._pairs, strict=True)]
         except Exception:  # noqa: BLE001 - user code; the epoch is decided, and must come to its end

@@ -57,6 +57,12 @@ def check_rules(values: pa.Schema, update: UpdateRule, compact: CompactRule) -> 
         raise BadRule("a rule of one's own, and no other, comes with its code", rule=update.name)
     if (compact.name == "ttl") != (compact.span > 0) or (compact.span > 0) != (compact.span_kind != ""):
         raise BadRule("ttl, and no other rule, comes with a span", rule=compact.name)
+    if update.folds and compact.code is not None:
+        raise BadRule(
+            "what is folded is compacted by keep_latest(), ttl() or not at all",
+            hint="compaction of your own goes with mp.put() and mp.edges()",
+            rule=compact.code.name,
+        )
     if update.name == "edges":
         _check_edges(values, compact)
     elif compact.name == "net_edges":
@@ -108,7 +114,11 @@ def returned(rule: FetchRule) -> pa.DataType:
     """The type that a user's own fetch rule gives."""
     schema = parse_ddl(rule.returns, "value")
     if len(schema) != 1:
-        raise BadRule(f"a fetch rule returns one value, not {rule.returns!r}", rule=rule.name)
+        raise BadRule(
+            f"a fetch rule returns one value, not {rule.returns!r}",
+            hint='for example -> float, or -> "array<long>"',
+            rule=rule.name,
+        )
     return schema.field(0).type
 
 

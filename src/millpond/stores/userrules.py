@@ -35,7 +35,7 @@ class UserRule(NamedTuple):
 def fold_rule(code: Code, values: pa.Schema, layout: Layout) -> UserRule:
     """`rule(old, new)`: two values of the State, or rows of them, made into one.
 
-    The kernel takes `(cells, doubles, positions, step)`.
+    The kernel takes `(cells, doubles, positions, step)`, and returns on how many updates the rule failed.
     """
     _check_arguments(code, ("old", "new"), exact=False)
     n = len(values)
@@ -119,9 +119,9 @@ def _compiled(
     text = source(updates, folded)
     given: dict[str, Any] = {"np": np, "FIRST": FIRST, "FOLLOWS": FOLLOWS}
     given["Row"] = _row(names)
-    given["rule"] = code.load(lambda function: numba.njit(function, nogil=True, error_model="numpy"))
+    given["rule"] = code.load(lambda function: numba.njit(function, nogil=True, boundscheck=True))
     exec(text, given)  # noqa: S102 - our own text
-    kernel = numba.njit(given["kernel"], nogil=True, error_model="numpy")
+    kernel = numba.njit(given["kernel"], nogil=True)
     try:
         kernel(*_example(source, max(c.cell for c in (*updates, *folded)) + 1, out))
     except NumbaError as error:
@@ -181,23 +181,30 @@ def _fold_source(updates: Sequence[Column], folded: Sequence[Column]) -> str:
     else:
         results = [_write(folded[0], "r")]
     copies = [f"cells[p, {to.cell}] = cells[p, {of.cell}]" for of, to in pairs]
+    stays = [f"cells[p, {column.cell}] = cells[q, {column.cell}]" for column in folded]
     lines = [
         "def kernel(cells, doubles, positions, step):",
+        "    failures = 0",
         "    for i in range(positions.shape[0]):",
         "        p = positions[i]",
         "        if step[i] == FIRST:",
         *(f"            {line}" for line in copies),
         "        elif step[i] == FOLLOWS:",
         "            q = positions[i - 1]",
-        f"            r = rule({old}, {new})",
-        *(f"            {line}" for line in results),
+        "            try:",
+        f"                r = rule({old}, {new})",
+        *(f"                {line}" for line in results),
+        "            except Exception:",
+        "                failures += 1",
+        *(f"                {line}" for line in stays),
+        "    return failures",
     ]
     return "\n".join(lines)
 
 
 def _ranged(updates: Sequence[Column]) -> str:
-    """The arguments of a rule over a range: the times, then each column."""
-    return ", ".join(["cells[b:e, 0]", *(_read(column, "b:e") for column in updates)])
+    """The arguments of a rule over a range: the times, then each column; copies, for the rule may write to them."""
+    return ", ".join(["cells[b:e, 0].copy()", *(f"{_read(column, 'b:e')}.copy()" for column in updates)])
 
 
 def _fetch_source(updates: Sequence[Column], folded: Sequence[Column]) -> str:

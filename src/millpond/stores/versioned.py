@@ -219,7 +219,40 @@ class VersionedSlice:
         if lo is not None:
             self._check(keys, lo)
             lo = None if rule.name == "as_of" else views.plain(lo)
-        lo = self._living(lo, hi)
+        if self.rules.span:
+            young = hi < SMALLEST_TIME + self.rules.span
+            if young.any():
+                return self._fetch_parts(keys, lo, hi, rule, young)
+            lo = self._born(lo, hi)
+        return self._fetch(keys, lo, hi, rule)
+
+    def _born(self, lo: NDArray[np.int64] | None, hi: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The low bounds, raised to where values have expired by `hi`."""
+        born = hi - self.rules.span
+        return born if lo is None else np.maximum(lo, born)
+
+    def _fetch_parts(
+        self,
+        keys: Keys,
+        lo: NDArray[np.int64] | None,
+        hi: NDArray[np.int64],
+        rule: FetchRule,
+        young: NDArray[np.bool_],
+    ) -> list[pa.Array]:
+        """Near the beginning of time nothing can have expired: the bound below would be no time."""
+        groups = [np.flatnonzero(young), np.flatnonzero(~young)]
+        parts = []
+        for group, spared in zip(groups, (True, False), strict=True):
+            low = None if lo is None else lo[group]
+            if not spared:
+                low = self._born(low, hi[group])
+            parts.append(self._fetch(keys.take(group), low, hi[group], rule))
+        order = pa.array(np.argsort(np.concatenate(groups), kind="stable"))
+        return [pa.concat_arrays(columns).take(order) for columns in zip(*parts, strict=True)]
+
+    def _fetch(
+        self, keys: Keys, lo: NDArray[np.int64] | None, hi: NDArray[np.int64], rule: FetchRule
+    ) -> list[pa.Array]:
         ids = self._index.find(keys)
         reader = self._reader()
         if rule.name in ("latest", "as_of"):
@@ -245,14 +278,6 @@ class VersionedSlice:
             return reader.made(own, type_, begin, end, total)
         return reader.aggregates(begin, end, total, AGGREGATES[rule.name])
 
-    def _living(self, lo: NDArray[np.int64] | None, hi: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """The low bounds, raised to where values have expired by `hi`."""
-        span = self.rules.span
-        if span == 0:
-            return lo
-        born = np.where(hi < SMALLEST_TIME + span, SMALLEST_TIME, hi - span)
-        return born if lo is None else np.maximum(lo, born)
-
     def latest(self, hi: int | None) -> pa.RecordBatch:
         """The newest version with time <= `hi` (None: of all) of each key that has one: `_key`, `_time`, values.
 
@@ -261,7 +286,9 @@ class VersionedSlice:
         count = self.keys
         ids = np.arange(count)
         his = np.full(count, _LARGEST_TIME if hi is None else _clamped(hi), np.int64)
-        los = None if hi is None else self._living(None, his)
+        span = self.rules.span
+        ageing = bool(span) and hi is not None and _clamped(hi) >= SMALLEST_TIME + span
+        los = self._born(None, his) if ageing else None
         reader = self._reader()
         if self.rules.update.name == "edges":
             begin, end = np.empty(count, np.int64), np.empty(count, np.int64)
