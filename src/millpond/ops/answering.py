@@ -19,14 +19,18 @@ import pyarrow as pa
 from millpond.client.client import Client
 from millpond.ops import frames
 from millpond.ops.asking import Asking
-from millpond.ops.tasks import FetchTask
+from millpond.ops.tasks import FetchTask, KeepTask
 from millpond.times import Progress, delay_for, parse_duration
 from millpond.wire.messages import LOCAL_QUERY, Answered, AskPending, Pending, Pin, Pinned, Register
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 WAITING = "waiting"
+KEPT = "_kept"
+# Arrow's writer knows no intervals and nothing of variants; Spark's own, which takes longer, does.
+NOT_IN_PARQUET = ("interval", "void", "variant")
 DRAINS_MAX = 1024
 
 
@@ -107,9 +111,8 @@ class Answering:
         """
         for query, turn in self.pending().drains.items():
             spark = frames.active_session()
-            kept = spark.read.parquet(self._kept(query))
             with frames.as_query(spark, query):
-                self(spark.createDataFrame([], kept.schema), number_of(*turn))
+                self(spark.createDataFrame([], self._kept(spark, query).schema), number_of(*turn))
         return self.pending()
 
     def _ready(self, rows: DataFrame, pinned: Pinned) -> Column:
@@ -135,8 +138,7 @@ class Answering:
         rows = frame.filter(~self._late(frame, pinned))
         if pinned.previous is None:
             return rows
-        kept = frame.sparkSession.read.schema(frame.schema)
-        return rows.unionByName(kept.parquet(self._waiting(query, *pinned.previous)))
+        return rows.unionByName(self._kept(frame.sparkSession, query, pinned.previous, frame.schema))
 
     def _keep_waiting(self, frame: DataFrame, pinned: Pinned, query: str, path: str) -> tuple[_Left, _Seen]:
         """Writes the rows that are not ready, in a job of the driver's own: the sink may run its part any number of times.
@@ -160,7 +162,7 @@ class Answering:
         waiting = rows.filter(~self._ready(rows, pinned)).observe(
             kept, f.count(f.lit(1)).alias("rows"), lowest
         )
-        waiting.write.mode("overwrite").parquet(path)
+        write_kept(waiting, path)
         new = _Seen(None, 0) if self._delay is None else _Seen(seen.get["newest"], seen.get["late"])
         return _Left(kept.get["rows"], kept.get["lowest"]), new
 
@@ -175,9 +177,21 @@ class Answering:
     def _waiting(self, query: str, epoch: int, drain: int) -> str:
         return os.path.join(self._folder(query), f"{epoch:012d}.{drain:04d}")
 
-    def _kept(self, query: str) -> str:
-        """Rows that wait: their schema is that of the stream."""
-        return os.path.join(self._folder(query), max(os.listdir(self._folder(query))))
+    def _kept(
+        self,
+        spark: SparkSession,
+        query: str,
+        turn: tuple[int, int] | None = None,
+        schema: StructType | None = None,
+    ) -> DataFrame:
+        """The rows that a turn, or without one the last, left waiting."""
+        last = self._folder(query) if turn is None else self._waiting(query, *turn)
+        if turn is None:
+            last = os.path.join(last, max(os.listdir(last)))
+        with open(os.path.join(last, KEPT)) as file:
+            paths = [os.path.join(last, name) for name in file.read().split()]
+        reader = spark.read if schema is None else spark.read.schema(schema)
+        return reader.parquet(*paths)
 
     def _remove_waiting(self, query: str, needed: set[tuple[int, int] | None]) -> None:
         """Removes what no epoch can ask for any more, not even one that runs again."""
@@ -187,6 +201,23 @@ class Answering:
                 path = os.path.join(self._folder(query), name)
                 if path not in kept:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def write_kept(waiting: DataFrame, folder: str) -> None:
+    """Writes rows to files in a folder, and their names to one more: it counts those of tasks that count."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if any(kind in waiting.schema.simpleString() for kind in NOT_IN_PARQUET):
+        waiting.write.parquet(folder)
+        names = [name for name in os.listdir(folder) if name.startswith("part-")]
+    else:
+        names = [row[0] for row in waiting.mapInArrow(KeepTask(folder), KeepTask.schema).collect()]
+        os.makedirs(folder, exist_ok=True)
+    partial = os.path.join(folder, KEPT + ".tmp")
+    with open(partial, "w") as file:
+        file.write("\n".join(names))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, os.path.join(folder, KEPT))
 
 
 def number_of(epoch: int, drain: int) -> int:

@@ -6,6 +6,7 @@ A task is plain data; it finds its client in the worker process, which keeps it 
 from __future__ import annotations
 
 import gc
+import os
 import random
 from collections.abc import Iterator
 
@@ -105,6 +106,31 @@ class FetchTask:
         client = client_of(self._link)
         for table in gathered(batches, ASK_ROWS):
             yield from self._asking.answer(client, table).to_batches()
+
+
+class KeepTask:
+    """For `mapInArrow`: writes a partition's rows to a file of its own, and gives its name if there are any.
+
+    A task that runs twice writes two files: those whose names the driver collected count.
+    """
+
+    schema = "name string"
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+
+        rows = [batch for batch in batches if batch.num_rows]
+        if rows:
+            name = f"{random.getrandbits(120):030x}.parquet"
+            os.makedirs(self._folder, exist_ok=True)
+            with open(os.path.join(self._folder, name), "wb") as file:
+                pq.write_table(pa.Table.from_batches(rows), file, compression="none", use_dictionary=False)
+                file.flush()
+                os.fsync(file.fileno())
+            yield pa.record_batch({"name": pa.array([name])})
 
 
 def gathered(batches: Iterator[pa.RecordBatch], rows_min: int) -> Iterator[pa.Table]:
