@@ -10,12 +10,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+WIDE = 200
 # Where a result has these, the table has a column for each.
-RATIOS = {
+COLUMNS = {
     "per_thread_vs_duckdb": "per thread\nDuckDB = 1",
     "per_cpu_s_vs_duckdb": "per CPU second\nDuckDB = 1",
     "vs_identity": "identity\n= 1",
     "per_cpu_s_vs_identity": "per CPU s\nidentity = 1",
+    "updates_per_s": "updates/s\ndurable",
+    "bytes_per_version": "bytes per\nversion",
+    "state_mb": "state\nMB",
+    "commit_ms": "commit of\n1,000 rows, ms",
+    "one_row_p50_ms": "one row\np50 ms",
+    "one_row_p99_ms": "one row\np99 ms",
+    "checkpoint_s": "checkpoint\ns",
+    "checkpoint_pause_ms": "longest\npause, ms",
 }
 
 
@@ -26,16 +35,19 @@ def write_json(path: Path, name: str, results: Sequence[dict[str, Any]]) -> None
 
 def print_table(name: str, results: Sequence[dict[str, Any]]) -> None:
     """One line per system: rows per second, and per thread used, beside DuckDB's."""
-    ratios = {key: heading for key, heading in RATIOS.items() if any(key in result for result in results)}
+    columns = {key: heading for key, heading in COLUMNS.items() if any(key in result for result in results)}
     table = Table(title=f"millpond bench {name}", title_justify="left")
     table.add_column("system", no_wrap=True)
-    for heading in ("threads", "M rows/s", "M rows/s\nper thread", *ratios.values()):
+    for heading in ("threads", "M rows/s", "M rows/s\nper thread", *columns.values()):
         table.add_column(heading, justify="right")
     for result in results:
         rate, threads = result["rows_per_s"], result["threads"]
         cells = [result["system"], str(threads), _short(rate / 1e6), _short(rate / threads / 1e6)]
-        table.add_row(*cells, *(_short(result[key]) if key in result else "" for key in ratios))
+        table.add_row(*cells, *(_short(result[key]) if key in result else "" for key in columns))
     console = Console(highlight=False)
+    if not console.is_terminal:
+        # Nobody's window: a table that is cut says nothing.
+        console = Console(highlight=False, width=WIDE)
     console.print(table)
     for result in results:
         if "note" in result:
@@ -70,5 +82,7 @@ def plot(path_base: Path, name: str, results: Sequence[dict[str, Any]]) -> list[
 
 
 def _short(number: float) -> str:
-    """Two decimals, or as many as a small number needs to be seen."""
+    """Two decimals, or as many as a small number needs to be seen, or none where they say nothing."""
+    if number >= 1000:
+        return f"{number:,.0f}"
     return f"{number:.2f}" if number >= 0.095 or number == 0 else f"{number:.2g}"
