@@ -15,8 +15,8 @@ help: ## show this list
 setup: $(STAMP) ## make .venv with all dependencies, and see that Java is there
 	@:
 
-demo: setup ## run a pond, kill one of its containers, check every answer
-	@$(BIN)/millpond demo pond
+demo: setup ## two streaming queries share one State; every answer is checked
+	@$(BIN)/millpond demo
 
 test: setup ## run all tests
 	@$(BIN)/python -m pytest -n auto --dist loadfile

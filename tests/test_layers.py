@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"client"},
     {"coordinator"},
     {"container"},
+    {"txn"},
     {"stores"},
     {"kernels"},
     BASE,

@@ -17,9 +17,18 @@ from rich.console import Console
 from millpond import __version__
 from millpond.errors import BadOption, MillpondError
 
-BENCHES = {"kernels": "millpond.bench.kernels", "adcamp": "millpond.bench.adcamp"}
-DEMOS = {"adcamp": "millpond.apps.adcamp", "pond": "millpond.apps.pond_demo"}
-PEERS = ("duckdb", "polars", "redis")
+BENCHES = {
+    "kernels": "millpond.bench.kernels",
+    "adcamp": "millpond.bench.adcamp",
+    "growth": "millpond.bench.growth",
+}
+DEMOS = {
+    "adcamp": "millpond.apps.adcamp",
+    "pond": "millpond.apps.pond_demo",
+    "cycles": "millpond.apps.cycles",
+    "ftrl": "millpond.apps.ftrl",
+}
+PEERS = ("duckdb", "networkx", "polars", "redis")
 
 app = typer.Typer(
     help="Shared, timestamped, transactional and elastic state for PySpark streams.",
@@ -103,14 +112,21 @@ def bench(
         Path | None,
         typer.Option(metavar="FILE", help="Write the results to FILE too, and plots of them beside it."),
     ] = None,
+    flink: Annotated[
+        bool,
+        typer.Option("--flink", help="Measure Flink too, for adcamp: installed for itself on first use."),
+    ] = False,
 ) -> None:
     """Measure Millpond beside its peers, on the same work in the same run."""
     module = _registered(BENCHES, name, "bench")
+    if flink and "flink" not in inspect.signature(module.run).parameters:
+        raise BadOption(f"the bench {name!r} has no --flink", hint="leave it out", option="--flink")
     if json is not None:
         _check_writable(json)
     from millpond.bench import report
 
-    results = module.run(quick, lambda line: err.print(line, style="dim", markup=False))
+    peers = {"flink": True} if flink else {}
+    results = module.run(quick, lambda line: err.print(line, style="dim", markup=False), **peers)
     report.print_table(name, results)
     if json is not None:
         report.write_json(json, name, results)
@@ -124,10 +140,13 @@ def demo(
     seconds: Annotated[int | None, typer.Option(min=1, help="How long its streams run.")] = None,
     rate: Annotated[int | None, typer.Option(min=1, help="Rows a second of each stream.")] = None,
     keys: Annotated[int | None, typer.Option(min=1, help="How many keys the rows have.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="How trainers keep in step, for ftrl: bsp, ssp or asp.")
+    ] = None,
 ) -> None:
     """Show Millpond at work. Ends by itself, with exit code 0 if every answer was right."""
     run = _registered(DEMOS, name, "demo").run
-    asked = {"seconds": seconds, "rate": rate, "keys": keys}
+    asked = {"seconds": seconds, "rate": rate, "keys": keys, "mode": mode}
     given = {option: value for option, value in asked.items() if value is not None}
     for option in given.keys() - inspect.signature(run).parameters.keys():
         raise BadOption(f"the demo {name!r} has no --{option}", hint="leave it out", option=f"--{option}")

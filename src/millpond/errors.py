@@ -255,3 +255,21 @@ class ContainerFailed(MillpondError, RuntimeError):
 
 class RuleInterpreted(UserWarning):
     """A user's own rule runs as Python, row by row: the warning says why it could not be compiled."""
+
+
+class BadTransaction(MillpondError, ValueError):
+    """A transaction function that cannot be used: `line` says where, counted as in the file that holds it."""
+
+    fields = ("transaction", "line")
+
+
+class UnknownKind(MillpondError, LookupError):
+    """An event of a kind that no transaction function serves."""
+
+    fields = ("kind", "known")
+
+
+class Aborted(MillpondError, RuntimeError):
+    """A transaction that ended itself: nothing of it remains but the reason."""
+
+    fields = ("reason",)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("duckdb")
 pytest.importorskip("redis")
 pytest.importorskip("google.protobuf")
-from millpond.bench import adcamp, adcamp_peers, report
+from millpond.bench import adcamp, adcamp_latency, adcamp_peers, report
 
 TINY = adcamp.Work(
     keys=200,
@@ -31,6 +31,9 @@ def test_all_systems_answer_the_same_work(
 ) -> None:
     monkeypatch.setattr(adcamp, "WARM_UPS", 1)
     monkeypatch.setattr(adcamp, "ROUNDS", 1)
+    monkeypatch.setattr(adcamp_latency, "RATE", 2_000)
+    monkeypatch.setattr(adcamp_latency, "WARM_UPS", 1)
+    monkeypatch.setattr(adcamp_latency, "BATCHES", 2)
     # A test installs nothing.
     monkeypatch.setattr(adcamp_peers.os, "geteuid", lambda: 1000)
     said: list[str] = []
@@ -40,7 +43,7 @@ def test_all_systems_answer_the_same_work(
     assert list(found) == [
         *("spark-identity", "millpond", "millpond-strings", "spark-tws"),
         *(["redis"] if has_redis else []),
-        *("spark-identity-strings", "millpond-update"),
+        *("spark-identity-strings", "millpond-update", "millpond-update-stream", "millpond-fetch-stream"),
     ]
     identity = found["spark-identity"]
     assert identity["vs_identity"] == 1.0
@@ -49,10 +52,12 @@ def test_all_systems_answer_the_same_work(
         assert result["batch_rows"] == 65_536
         if system != "spark-tws":
             assert (result["keys"], result["versions"]) == (200, 2_000)
-        if system != "millpond-update":
+        if not system.startswith(("millpond-update", "millpond-fetch")):
             assert result["vs_identity"] == pytest.approx(result["rows_per_s"] / identity["rows_per_s"])
     assert (found["spark-tws"]["keys"], found["spark-tws"]["rows"]) == (10, 40)
     assert "2,000 views" in said[0]
+    assert found["millpond-update-stream"]["batch_p50_ms"] > 0
+    assert found["millpond"]["one_row_p50_ms"] <= found["millpond"]["one_row_p99_ms"]
 
     report.print_table("adcamp", results)
     printed = capsys.readouterr().out

@@ -5,6 +5,7 @@ The same views, keys and versions for all, in one Spark application; what a syst
 all systems warm up together, then run in turns, and each one's best run counts. `spark-identity` is the same query with
 a function that adds a column and asks nobody: as fast as Spark moves rows through Python. `millpond-update` are
 versions per second into the pond, durable, by epochs of the Update operator. Answers are compared with DuckDB's.
+`flink`, where asked for, is Flink SQL's event-time temporal join, a program of its own without Spark.
 `rows_per_cpu_s` counts the CPU seconds of all processes that take part, which others on the machine disturb less.
 """
 
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 
 import millpond as mp
 from millpond.apps.spark_session import SETTINGS, spark_session
+from millpond.bench import adcamp_flink, adcamp_latency
 from millpond.bench.adcamp_peers import RedisTask, TwsRun, find_redis, load_redis, redis_server, run_tws
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ ROUNDS = 3
 
 
 class Work(NamedTuple):
-    """How much of everything. Redis and Spark's own state get fewer views, so that the run ends; the latter fewer keys too."""
+    """How much of everything. Redis, Flink and Spark's own state get fewer views, so that the run ends; the last fewer keys too."""
 
     keys: int = 1_000_000
     versions: int = 5_000_000
@@ -45,6 +47,7 @@ class Work(NamedTuple):
     redis_views: int = 200_000
     tws_keys: int = 10_000
     tws_views: int = 40_000
+    flink_views: int = 250_000
 
     @property
     def tws_versions(self) -> int:
@@ -53,7 +56,13 @@ class Work(NamedTuple):
 
 FULL = Work()
 QUICK = Work(
-    keys=100_000, versions=500_000, views=400_000, redis_views=100_000, tws_keys=2_000, tws_views=8_000
+    keys=100_000,
+    versions=500_000,
+    views=400_000,
+    redis_views=100_000,
+    tws_keys=2_000,
+    tws_views=8_000,
+    flink_views=100_000,
 )
 
 
@@ -88,9 +97,12 @@ class Identity:
             yield batch.append_column("campaign", batch[self._copied])
 
 
-def run(quick: bool, progress: Callable[[str], None], work: Work | None = None) -> list[dict[str, Any]]:
-    """Measure them all. Raises where an answer differs from DuckDB's."""
+def run(
+    quick: bool, progress: Callable[[str], None], work: Work | None = None, flink: bool = False
+) -> list[dict[str, Any]]:
+    """Measure them all, Flink only where asked for. Raises where an answer differs from DuckDB's."""
     work = work or (QUICK if quick else FULL)
+    flink_python = adcamp_flink.prepare(progress) if flink else None
     progress(f"{work.views:,} views of {work.keys:,} keys with {work.versions:,} versions")
     with (
         spark_session("millpond bench adcamp") as spark,
@@ -100,8 +112,11 @@ def run(quick: bool, progress: Callable[[str], None], work: Work | None = None) 
         bench = _Bench(spark, pond, work, progress)
         bench.update()
         bench.fetch()
+        bench.latency(folder)
         bench.redis()
         bench.tws()
+        if flink_python is not None:
+            bench.flink(flink_python)
         return bench.results()
 
 
@@ -110,6 +125,7 @@ class _Bench:
         self, spark: SparkSession, pond: mp.Pond, work: Work, progress: Callable[[str], None]
     ) -> None:
         self._spark = spark
+        self._pond = pond
         self._work = work
         self._progress = progress
         self._longs = pond.state("campaigns", key="long", value="long")
@@ -171,6 +187,16 @@ class _Bench:
             "vs_identity_strings": self._rates["millpond-strings"] / self._rates["spark-identity-strings"],
         }
 
+    def latency(self, folder: str) -> None:
+        self._progress(f"timing micro-batches at {adcamp_latency.RATE:,} rows a second, and single rows")
+        found = adcamp_latency.measure(self._spark, self._pond, self._work.keys, folder)
+        told = f"micro-batches of {adcamp_latency.BATCH_MS} ms of a stream of {adcamp_latency.RATE:,} rows a second"
+        for system, latency in found.items():
+            self._rates[system] = latency.rows_per_s
+            self._facts[system] = latency.facts(told)
+        p50, p99 = adcamp_latency.one_row(self._longs, self._work.keys, self._work.versions)
+        self._facts["millpond"] |= {"one_row_p50_ms": p50, "one_row_p99_ms": p99}
+
     def redis(self) -> None:
         path = find_redis(self._progress)
         if path is None:
@@ -210,11 +236,27 @@ class _Bench:
             f" epochs of {work.tws_views:,} views of {work.tws_keys:,} keys, all answers equal to DuckDB's",
         }
 
+    def flink(self, python: Path) -> None:
+        self._progress("asking Flink (a temporal join on RocksDB)")
+        work = self._work
+        versions = versions_of(self._spark, work.keys, 0, work.versions).toArrow()
+        asked = views_of(self._spark, work.keys, work.versions, 0, work.flink_views * (1 + ROUNDS)).toArrow()
+        done = adcamp_flink.run_flink(python, versions, asked, 1 + ROUNDS, BATCH_ROWS)
+        _compare("flink", done.answers, expected(versions, asked))
+        self._rates["flink"] = done.rows_per_s
+        self._cpu_rates["flink"] = done.rows_per_cpu_s
+        self._facts["flink"] = {
+            "rows": work.flink_views,
+            "note": f"Flink 2.3 SQL, a temporal join FOR SYSTEM_TIME AS OF on RocksDB, from CSV files into CSV files, its"
+            f" versions loaded before; rounds of {work.flink_views:,} of the views in time order, a watermark after each"
+            f" {BATCH_ROWS:,}, no checkpoints; all answers equal to DuckDB's",
+        }
+
     def results(self) -> list[dict[str, Any]]:
         work = self._work
         order = (
-            *("spark-identity", "millpond", "millpond-strings", "spark-tws", "redis"),
-            *("spark-identity-strings", "millpond-update"),
+            *("spark-identity", "millpond", "millpond-strings", "spark-tws", "flink", "redis"),
+            *("spark-identity-strings", "millpond-update", "millpond-update-stream", "millpond-fetch-stream"),
         )
         found = []
         for system in (system for system in order if system in self._rates):
@@ -227,7 +269,7 @@ class _Bench:
                 "versions": work.versions,
                 "batch_rows": BATCH_ROWS,
             }
-            if system != "millpond-update":
+            if not system.startswith(("millpond-update", "millpond-fetch")):
                 result["vs_identity"] = self._rates[system] / self._rates["spark-identity"]
             if system in self._cpu_rates:
                 result["rows_per_cpu_s"] = self._cpu_rates[system]

@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +73,7 @@ def _measured(pond: mp.Pond, shape: Shape) -> dict[str, Any]:
         row = np.arange(first, min(first + BATCH, total))
         keys = (row % shape.keys * 7919 + row // shape.keys) % shape.keys
         table = pa.table({"k": keys, "t": row, "v": row})
-        rates.append(len(row) / _timed(lambda table=table, epoch=epochs: feed(table, epoch)))
+        rates.append(len(row) / _timed(partial(feed, table, epochs)))
         epochs += 1
     loaded = pond.metrics()["states"]["s"]
     commits = []
@@ -80,16 +81,16 @@ def _measured(pond: mp.Pond, shape: Shape) -> dict[str, Any]:
         row = np.arange(total, total + SMALL)
         total += SMALL
         table = pa.table({"k": chance.integers(0, shape.keys, SMALL), "t": row, "v": row})
-        commits.append(_timed(lambda table=table, epoch=epochs: feed(table, epoch)))
+        commits.append(_timed(partial(feed, table, epochs)))
         epochs += 1
     checkpoint = _timed(pond.checkpoint)
     pause = max(container["snapshot_pause_ms_max"] for container in pond.metrics()["containers"].values())
     state.finish("feed")
     fetch = state.fetch(key="k", at="t", into="v")
     asked = [_questions(chance, shape.keys, total, BATCH) for _ in range(ROUNDS)]
-    fetched = [BATCH / _timed(lambda table=table: fetch.now(table)) for table in asked]
+    fetched = [BATCH / _timed(partial(fetch.now, table)) for table in asked]
     single = [_questions(chance, shape.keys, total, 1) for _ in range(ONE_ROW_CALLS)]
-    one_row = [_timed(lambda table=table: fetch.now(table)) for table in single]
+    one_row = [_timed(partial(fetch.now, table)) for table in single]
     return {
         "system": shape.system,
         "rows_per_s": max(fetched),

@@ -17,6 +17,8 @@ COLUMNS = {
     "per_cpu_s_vs_duckdb": "per CPU second\nDuckDB = 1",
     "vs_identity": "identity\n= 1",
     "per_cpu_s_vs_identity": "per CPU s\nidentity = 1",
+    "batch_p50_ms": "micro-batch\np50 ms",
+    "batch_p99_ms": "micro-batch\np99 ms",
     "updates_per_s": "updates/s\ndurable",
     "bytes_per_version": "bytes per\nversion",
     "state_mb": "state\nMB",

@@ -1,0 +1,346 @@
+"""Cycle detection in a graph that changes (Nova, section 5.3): which cycles does a new edge close?
+
+One stream adds edges and deletes them, out of order. Two States hold the neighbours of every vertex: where its edges
+lead, and where they come from. An edge u -> v closes a cycle with every path from v back to u in the graph as it was
+just before: of length 3 with edges of the last 48 hours, of 4 with those of 24, of 5 with those of 12. The updates, the
+hops from neighbour to neighbour and the progress reported after them are one flow: one streaming query with one
+checkpoint. At the end every cycle is compared with what networkx finds in the same windows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import networkx as nx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+
+import millpond as mp
+from millpond.apps.spark_session import spark_session
+from millpond.errors import BadOption
+from millpond.times import MICROS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SPANS_H = {3: 48, 4: 24, 5: 12}
+"""The length of a cycle, and how many hours before its last edge the others may be."""
+
+SECONDS, RATE, KEYS = 30, 1_000, 10_000
+HOURS_A_SECOND = 8  # of event time
+LINE_EVERY_S = 2
+START_S = 1_767_225_600  # event time begins at 2026-01-01T00:00:00Z
+HOUR_S = 3_600
+DISORDER_H = 2
+PLANTED, DELETED = 0.2, 0.04  # shares of the edges
+
+SCHEMA = pa.schema(
+    [("time", pa.timestamp("s", "UTC")), ("src", pa.int64()), ("dst", pa.int64()), ("added", pa.bool_())]
+)
+
+
+def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS) -> bool:
+    """Edges at `rate` a second for so long, among `keys` vertices; True if the cycles are those of networkx."""
+    for option, value, least, most in (
+        ("seconds", seconds, 1, 3_600),
+        ("rate", rate, 1, 100_000),
+        ("keys", keys, max(3, rate), 1 << 40),  # among fewer there are more cycles than one can count
+    ):
+        if not least <= value <= most:
+            raise BadOption(
+                f"--{option} {value} is not within {least:,} and {most:,}",
+                hint="give at least as many --keys as --rate" if option == "keys" else "",
+                option=f"--{option}",
+            )
+    out = Console(highlight=False, soft_wrap=True)
+    began = time.perf_counter()
+    edges = edge_stream(seconds * rate, seconds * HOURS_A_SECOND, keys)
+    with tempfile.TemporaryDirectory(prefix="millpond-cycles-") as folder:
+        out.print("starting Spark and a pond (the first time, kernels are compiled) ...")
+        with spark_session("cycles") as spark, mp.open(os.path.join(folder, "pond"), spark=spark) as pond:
+            detection = Detection(spark, pond, folder)
+            try:
+                detection.send(edges[:rate])
+                detection.query.processAllAvailable()  # the first epoch takes longer: it loads code
+                for second in range(1, seconds):
+                    detection.send(edges[second * rate : (second + 1) * rate])
+                    detection.wait(1)
+                    if second % LINE_EVERY_S == 0:
+                        out.print(f"  {detection.line()}")
+                out.print("  all edges are sent")
+                while not detection.is_up_to_date():
+                    detection.wait(LINE_EVERY_S)
+                    out.print(f"  {detection.line()}")
+                detection.finish()
+                out.print(f"  {detection.line()}")
+            finally:
+                detection.query.stop()
+        out.print("comparing every cycle with networkx on the same windows ...")
+        found = compare(cycles_in(folder), edges)
+    out.print(
+        f"{len(edges):,} edges, {found.lengths.total():,} cycles ({_by_length(found.lengths)}),"
+        f" [bold]{found.wrong} wrong, {found.missing} missing[/bold] ({time.perf_counter() - began:.0f} s)"
+    )
+    return found.wrong == found.missing == 0
+
+
+# The edges
+
+
+class Edge(NamedTuple):
+    """`src -> dst` is added to the graph, or deleted from it, at `time`, in seconds."""
+
+    time: int
+    src: int
+    dst: int
+    added: bool
+
+
+def edge_stream(edges: int, hours: int, keys: int, seed: int = 1) -> list[Edge]:
+    """About so many edges, some hours of them, in the order of their arrival.
+
+    A few vertices have many edges. A fifth of all are planted as rings within the span of their length, and some are
+    deleted within half a day. Edges come up to `DISORDER_H` late. No edge changes twice in the same second.
+    """
+    rng = np.random.default_rng(seed)
+    end = hours * HOUR_S
+    deleted = int(edges * DELETED)
+    rings = {length: int(edges * PLANTED / len(SPANS_H) / length) for length in SPANS_H}
+    strays = edges - deleted - sum(length * count for length, count in rings.items())
+    # With squares of random numbers a hundredth of the vertices have a tenth of the edges.
+    src, dst = (keys * rng.random((2, strays)) ** 2).astype(np.int64)
+    times = rng.integers(0, end, strays)
+    for length, count in rings.items():
+        ring = rng.integers(0, keys, (count, length))
+        begin = rng.integers(0, end, (count, 1))
+        src, dst = np.append(src, ring), np.append(dst, np.roll(ring, -1, axis=1))
+        times = np.append(times, begin + rng.integers(0, SPANS_H[length] * HOUR_S, ring.shape))
+    dst = np.where(src == dst, (dst + 1) % keys, dst)
+    gone = rng.choice(len(times), deleted, replace=False)
+    src, dst = np.append(src, src[gone]), np.append(dst, dst[gone])
+    times = START_S + np.append(times, times[gone] + rng.integers(1, 12 * HOUR_S, deleted))
+    added = np.arange(edges) < edges - deleted
+    arrival = np.argsort(times + rng.integers(0, DISORDER_H * HOUR_S, edges), kind="stable")
+    rows = zip(*(column[arrival].tolist() for column in (times, src, dst, added)), strict=True)
+    once = {(time, src, dst): added for time, src, dst, added in rows}
+    return [Edge(*edge, added) for edge, added in once.items()]
+
+
+# The flow
+
+
+class Detection:
+    """One query that updates both States, asks them hop by hop, and keeps the cycles it finds as files."""
+
+    def __init__(self, spark: SparkSession, pond: mp.Pond, folder: str) -> None:
+        self._folder = folder
+        self._sent = 0
+        self._newest_s = START_S
+        self._found: dict[tuple[int, int], int] = {}
+        self.forward = neighbours(pond, "forward")
+        self.backward = neighbours(pond, "backward")
+        os.makedirs(os.path.join(folder, "edges"))
+        arriving = spark.readStream.schema("time timestamp, src long, dst long, added boolean").parquet(
+            os.path.join(folder, "edges")
+        )
+        self._flow = self._detect(pond, arriving)
+        self.query = self._flow.start(
+            checkpoint=os.path.join(folder, "checkpoint"), processingTime="1 second"
+        )
+
+    def _detect(self, pond: mp.Pond, arriving: DataFrame) -> mp.Flow:
+        forward, backward = self.forward, self.backward
+        flow = pond.flow("cycles")
+        edges = flow.source(arriving)
+        delay = f"{DISORDER_H} hours"
+        edges.into(forward.update(key="src", at="time", value=["dst", "added"], delay=delay, name="edges"))
+        edges.into(backward.update(key="dst", at="time", value=["src", "added"], delay=delay, name="edges"))
+
+        span = ("since", "until")
+        paths = edges.map(begin).ask(backward.fetch(key="src", between=span, into="ends", name="ends"))
+        paths = paths.map(lambda begun: begun.where("size(ends) > 0"))
+        for length in SPANS_H:
+            asked = paths.ask(forward.fetch(key="tip", between=span, into="next", name=f"hop{length - 2}"))
+            asked.map(partial(close, length=length)).to(partial(self._keep, length=length))
+            paths = asked.map(partial(extend, length=length))
+        # Paths that come through were ready: those still to come begin later, and look back 48 hours at most.
+        widest = f"{max(SPANS_H.values())} hours"
+        asked.report(forward, [f"hop{length - 2}" for length in SPANS_H], at="until", delay=widest)
+        asked.report(backward, "ends", at="until", delay=widest)
+        return flow
+
+    def _keep(self, found: DataFrame, epoch: int, length: int) -> None:
+        part = os.path.join(self._folder, "cycles", f"length={length}", f"epoch={epoch}")
+        found.write.mode("overwrite").parquet(part)
+        self._found[length, epoch] = pq.read_table(part, columns=["time"]).num_rows
+
+    def send(self, edges: list[Edge]) -> None:
+        """One more file for the query to read; it is there whole or not at all."""
+        table = pa.Table.from_pylist([edge._asdict() for edge in edges], schema=SCHEMA)
+        hidden, file = (
+            os.path.join(self._folder, "edges", f"{dot}{self._sent:09d}.parquet") for dot in (".", "")
+        )
+        pq.write_table(table, hidden, coerce_timestamps="us")
+        os.rename(hidden, file)
+        self._sent += len(edges)
+        self._newest_s = max([self._newest_s, *(edge.time for edge in edges)])
+
+    def wait(self, seconds: int) -> None:
+        """Lets the query work; raises what ended it."""
+        self.query.awaitTermination(seconds)
+
+    def is_up_to_date(self) -> bool:
+        """Whether all edges sent are in both States."""
+        newest = (self._newest_s - DISORDER_H * HOUR_S) * MICROS
+        return all(state.progress().update >= newest for state in (self.forward, self.backward))
+
+    def finish(self) -> None:
+        """When all edges are sent: U passes everything, and the paths that still wait are followed."""
+        self.query.processAllAvailable()
+        self.query.stop()
+        for state in (self.forward, self.backward):
+            state.finish("edges")
+        self._flow.drain()
+
+    def line(self) -> str:
+        """How far it is."""
+        lengths = Counter[int]()
+        for (length, _), count in self._found.items():
+            lengths[length] += count
+        progress = self.forward.progress()
+        return (
+            f"{self._sent:,} edges sent, up to {_hours(self._newest_s * MICROS)}; U {_hours(progress.update)},"
+            f" F {_hours(progress.fetch)}; cycles found: {_by_length(lengths)}"
+        )
+
+
+def _by_length(counts: Counter[int]) -> str:
+    return "length " + ", ".join(f"{length}: {counts[length]:,}" for length in SPANS_H)
+
+
+def _hours(progress: float) -> str:
+    """Hours of event time since it began."""
+    return f"{progress:+}" if math.isinf(progress) else f"{(progress / MICROS - START_S) / HOUR_S:.1f} h"
+
+
+def neighbours(pond: mp.Pond, name: str) -> mp.State:
+    return pond.state(
+        name, key="long", value="neighbour long, added boolean", update=mp.edges(), compact=mp.net_edges()
+    )
+
+
+def begin(edges: DataFrame) -> DataFrame:
+    """Of each new edge a path for each length, and the span of its other edges: since < time <= until."""
+    spans = ", ".join(
+        f"struct({length} AS length, INTERVAL {hours} HOURS AS span)" for length, hours in SPANS_H.items()
+    )
+    return (
+        edges.where("added")
+        .selectExpr("time", "src", "dst AS tip", "array(src, dst) AS path", f"inline(array({spans}))")
+        .selectExpr("*", "time - INTERVAL 1 MICROSECOND AS until")
+        .selectExpr("*", "until - span AS since")
+        .drop("span")
+    )
+
+
+def close(paths: DataFrame, length: int) -> DataFrame:
+    """The cycles of that length: the path's next vertex has an edge to its first one."""
+    return (
+        paths.where(f"length = {length}")
+        .selectExpr("time", "path", "explode(array_except(array_intersect(next, ends), path)) AS last")
+        .selectExpr("unix_seconds(time) AS time", "concat(path, array(last)) AS cycle")
+    )
+
+
+def extend(paths: DataFrame, length: int) -> DataFrame:
+    """The paths that shall become longer cycles, each with one vertex more."""
+    return (
+        paths.where(f"length > {length}")
+        .selectExpr("* EXCEPT (tip)", "explode(array_except(next, path)) AS tip")
+        .selectExpr("* EXCEPT (path, next)", "concat(path, array(tip)) AS path")
+    )
+
+
+# The check
+
+Cycle: TypeAlias = tuple[int, ...]
+"""The time of the edge that closed it, in seconds, and its vertices, that edge's two first."""
+
+
+class Window:
+    """The edges of the last hours, as a graph of networkx."""
+
+    def __init__(self, hours: int) -> None:
+        self._span_s = hours * HOUR_S
+        self._graph = nx.DiGraph()
+        self._additions: deque[Edge] = deque()
+
+    def move(self, now: int) -> None:
+        """Forgets edges that were added too long before."""
+        while self._additions and self._additions[0].time < now - self._span_s:
+            old = self._additions.popleft()
+            if self._graph.get_edge_data(old.src, old.dst) == {"time": old.time}:
+                self._graph.remove_edge(old.src, old.dst)
+
+    def closed_by(self, edge: Edge, length: int) -> Iterator[Cycle]:
+        if edge.src in self._graph and edge.dst in self._graph:
+            for path in nx.all_simple_paths(self._graph, edge.dst, edge.src, cutoff=length - 1):
+                if len(path) == length:
+                    yield (edge.time, edge.src, *path[:-1])
+
+    def change(self, edge: Edge) -> None:
+        if edge.added:
+            self._graph.add_edge(edge.src, edge.dst, time=edge.time)
+            self._additions.append(edge)
+        elif self._graph.has_edge(edge.src, edge.dst):
+            self._graph.remove_edge(edge.src, edge.dst)
+
+
+def reference(edges: Iterable[Edge]) -> set[Cycle]:
+    """The cycles that networkx finds. An edge sees what was there before its time, not what comes with it."""
+    found: set[Cycle] = set()
+    windows = {length: Window(hours) for length, hours in SPANS_H.items()}
+    for now, changes in groupby(sorted(edges), key=lambda edge: edge.time):
+        together = list(changes)
+        for length, window in windows.items():
+            window.move(now)
+            for edge in together:
+                if edge.added:
+                    found.update(window.closed_by(edge, length))
+            for edge in together:
+                window.change(edge)
+    return found
+
+
+class Comparison(NamedTuple):
+    """Cycles found, by their length. Wrong are those that networkx does not find, and those found twice."""
+
+    lengths: Counter[int]
+    wrong: int
+    missing: int
+
+
+def compare(found: list[Cycle], edges: Iterable[Edge]) -> Comparison:
+    expected = reference(edges)
+    right = expected.intersection(found)
+    return Comparison(
+        lengths=Counter(len(cycle) - 1 for cycle in found),
+        wrong=len(found) - len(right),
+        missing=len(expected) - len(right),
+    )
+
+
+def cycles_in(folder: str) -> list[Cycle]:
+    """What the query kept."""
+    table = pq.read_table(os.path.join(folder, "cycles"), columns=["time", "cycle"])
+    return [(row["time"], *row["cycle"]) for row in table.to_pylist()]

@@ -1,0 +1,201 @@
+"""The first kernel of a function: the keys that its events may touch, from the events alone.
+
+It follows what the event decides and takes both ways where a row decides, so that it finds every key that the
+function can come to, and maybe some that it does not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from millpond.txn._code import CannotCompile, Value
+from millpond.txn._statements import Statements
+from millpond.txn._syntax import abort_call, refuse
+from millpond.txn.facts import Slot
+
+UNKNOWN = -1  # no key was asked for at this place
+FAULTY = -2  # the key cannot be worked out: whoever comes to it fails
+EMITTED = -3
+
+
+class KeyCode(Statements):
+    """Writes the keys of event i, table by table, with their places in `flat`."""
+
+    def event(self, dense: bool) -> bool:
+        """The code of one event. Whether all events ask for the same keys of one table, in the order of places.
+
+        Given that they do, the keys themselves are put in their places.
+        """
+        self.put = dense
+        self.unsure = False  # within what a row decides
+        self.dense = True
+        self.left = False
+        self.asked = 0
+        self.frame_stack: tuple[int, ...] = (0,)
+        self.written = {use.slot for use in self.found.writes}
+        self.sites: set[int] = set()
+        self.top, self.fails = self.write.depth + 1, self.write.fails
+        with self.write.under("while True:"):
+            self.load_fields()
+            if self.block(self.found.tree.body):
+                self.write("break")
+        used = {slot.table for slot in self.found.slots}
+        return self.dense and len(used) == 1 and not self.has_frames and self.asked == self.first_frame
+
+    def statement(self, node: ast.stmt) -> bool:
+        found = self.found
+        match node:
+            case ast.If():
+                self.ask(node.test)
+                if node.test not in found.clean:
+                    self.both(node.body, node.orelse)
+                    return True
+                return self.swallowed(node)
+            case ast.For():
+                self.ask(node.iter)
+                if node.iter not in found.clean:
+                    self.both(node.body)
+                    return True
+                return self.swallowed(node)
+            case ast.Return():
+                if node.value is not None:
+                    self.ask(node.value)
+                return self.ended()
+            case ast.Break() | ast.Continue() | ast.Pass():
+                return True if self.unsure else super().statement(node)
+            case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for part in (node.value, *targets):
+                    if part is not None:
+                        self.ask(part)
+                if node in found.clean and not self.unsure:
+                    return super().statement(node)
+                return True
+            case ast.Expr() if abort_call(node.value) is not None:
+                return self.ended()
+        return super().statement(node)
+
+    def both(self, *bodies: list[ast.stmt]) -> None:
+        before, self.unsure = self.unsure, True
+        for body in bodies:
+            self.block(body)
+        self.unsure = before
+
+    def swallowed(self, node: ast.If | ast.For) -> bool:
+        """A clean condition or loop. Where it may never be come to, a fault in it ends only itself."""
+        if not self.unsure:
+            if isinstance(node, ast.For) and node in self.found.ragged:
+                self.unsure = True
+                super().statement(node)
+                self.unsure = False
+                return True
+            return super().statement(node)
+        with self.write.under("while True:"):
+            if super().statement(node):
+                self.write("break")
+        self.write("st = 0")
+        return True
+
+    def ended(self) -> bool:
+        if self.unsure:
+            return True
+        self.left = True
+        self.leave()
+        return False
+
+    # Rows
+
+    def ask(self, node: ast.AST) -> None:
+        for place in self.places(node):
+            self.ask_key(place, self.found.slot_of[place])
+
+    def places(self, node: ast.AST) -> Iterator[ast.Subscript]:
+        if isinstance(node, ast.Subscript) and node in self.found.slot_of:
+            yield node
+            return
+        for child in ast.iter_child_nodes(node):
+            yield from self.places(child)
+
+    def ask_key(self, node: ast.Subscript, slot: Slot) -> None:
+        name = f"asked {slot.number}"
+        if name in self.ex.known:
+            return
+        write = self.write
+        frame = self.frame_stack[-1]
+        at = write.fresh("at")
+        write(f"{at} = fr{slot.frame} + {slot.place}")
+        depth = write.depth
+        if slot.number in self.sites or frame != slot.frame:
+            write(f"if flat[{at}] == {UNKNOWN}:")
+            write.depth += 1
+            self.dense = False
+        self.sites.add(slot.number)
+        fails = write.fails
+        with self.apart() as lines:
+            self.emit(slot, checked_key(self, node, slot), at)
+            write("break")
+        if write.fails > fails:
+            write("while True:")
+            write.lines += lines
+            with write.under("if st != 0:"):
+                write(f"flat[{at}] = {FAULTY}")
+                write("st = 0")
+            self.dense = False
+        else:
+            write.lines += [line[4:] for line in lines[:-1]]
+        certain = depth == self.top and write.fails == self.fails and not self.left
+        self.dense = self.dense and certain and slot.place == self.asked
+        self.asked += 1
+        write.depth = depth
+        self.ex.known.add(name)
+
+    def emit(self, slot: Slot, key: Value, at: str) -> None:
+        if self.put:
+            self.write(f"flat[{at}] = {key.text}")
+            return
+        number = self.tables[slot.table].number
+        self.write(f"flat[{at}] = {EMITTED}")
+        self.write(f"key_{number}[m_{number}] = {key.text}")
+        self.write(f"at_{number}[m_{number}] = {at} * 2 + {int(slot.number in self.written)}")
+        self.write(f"m_{number} += 1")
+
+    def enter_frame(self, frame: int, count: str) -> None:
+        parent, pointer = self.found.frames[frame].parent, self.found.frames[frame].pointer
+        write, size = self.write, self.found.frame_sizes[frame]
+        with write.under(f"if end + {count} * {size} > flat.shape[0]:"):
+            write(f"room = 2 * (end + {count} * {size})")
+            write(f"flat = longer(flat, end, room, {UNKNOWN})")
+            for number in sorted({self.tables[slot.table].number for slot in self.found.slots}):
+                for array in ("key", "at"):
+                    write(f"{array}_{number} = longer({array}_{number}, m_{number}, room, 0)")
+        write(f"flat[fr{parent} + {pointer}] = end - fr0")
+        write(f"b{frame} = end")
+        write(f"end += {count} * {size}")
+
+    def loop(self, node: ast.For) -> None:
+        frame = self.found.frame_of.get(node)
+        outer = self.frame_stack
+        self.frame_stack = outer if frame is None else (*outer, frame)
+        super().loop(node)
+        self.frame_stack = outer
+
+    def column(self, node: ast.Attribute) -> Value:
+        raise CannotCompile(node, f"{ast.unparse(node)} is no column")
+
+
+def checked_key(code: Statements, node: ast.Subscript, slot: Slot) -> Value:
+    """The value of a key. BadTransaction where its type is not that of the table's keys."""
+    wanted = code.tables[slot.table].key
+    if isinstance(node.slice, (ast.Tuple, ast.Slice)):
+        raise refuse(code.found.tree, node, f"{ast.unparse(node)}: a table has one key")
+    key = code.ex.value(node.slice)
+    if key.type == wanted:
+        return key
+    if wanted == "long" and key.type == "bool":
+        return code.ex.as_long(key)
+    raise refuse(
+        code.found.tree,
+        node,
+        f"the key of {ast.unparse(node)} is a {key.type}, the table's keys are {wanted}",
+    )

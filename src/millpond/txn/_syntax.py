@@ -1,0 +1,80 @@
+"""Questions about the text of a transaction function that need no walk through it."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+from millpond.errors import BadTransaction
+
+REFUSED: dict[type[ast.AST], str] = {
+    ast.While: "while may never end: use for, over a list or a range",
+    ast.Try: "try would hide an abort",
+    ast.With: "with has no place in a transaction",
+    ast.FunctionDef: "a function cannot be defined inside a transaction",
+    ast.AsyncFunctionDef: "a function cannot be defined inside a transaction",
+    ast.ClassDef: "a class cannot be defined inside a transaction",
+    ast.Lambda: "a function cannot be defined inside a transaction",
+    ast.Global: "a transaction keeps its state in tables",
+    ast.Nonlocal: "a transaction keeps its state in tables",
+    ast.Import: "import belongs outside of the transaction",
+    ast.ImportFrom: "import belongs outside of the transaction",
+    ast.Delete: "del has no place in a transaction",
+    ast.Yield: "a transaction returns its result",
+    ast.YieldFrom: "a transaction returns its result",
+    ast.Await: "a transaction waits for nothing",
+    ast.NamedExpr: "write := as an assignment of its own",
+    ast.Starred: "write the values out instead of *",
+    ast.Match: "write match as if and elif",
+}
+
+
+def abort_call(node: ast.AST) -> ast.Call | None:
+    """The call, if the node is `abort(...)` or `<anything>.abort(...)`."""
+    if isinstance(node, ast.Call):
+        called = node.func
+        if getattr(called, "id", None) == "abort" or getattr(called, "attr", None) == "abort":
+            return node
+    return None
+
+
+def reason_of(call: ast.Call) -> str | None:
+    """The constant reason of an abort; None where it is not one."""
+    if len(call.args) > 1 or call.keywords:
+        return None
+    if not call.args:
+        return "aborted"
+    value = call.args[0]
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def tables_in(tree: ast.FunctionDef) -> tuple[str, ...]:
+    """The parameters that are used as tables: `p[key].column`, or a row of them held in a variable."""
+    names = [a.arg for a in tree.args.args]
+    attributed = {
+        n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        rows: list[ast.expr] = []
+        if isinstance(node, ast.Attribute) or (
+            isinstance(node, ast.Assign)
+            and any(isinstance(t, ast.Name) and t.id in attributed for t in node.targets)
+        ):
+            rows = [node.value]
+        found |= {r.value.id for r in rows if isinstance(r, ast.Subscript) and isinstance(r.value, ast.Name)}
+    return tuple(name for name in names if name in found)
+
+
+def refuse(tree: ast.FunctionDef, node: ast.AST, why: str, hint: str = "") -> BadTransaction:
+    line = getattr(node, "lineno", tree.lineno)
+    return BadTransaction(
+        f"transaction {tree.name!r}, line {line}: {why}", hint=hint, transaction=tree.name, line=line
+    )
+
+
+def bound_names(node: ast.AST) -> Counter[str]:
+    """How often each name is set below the node."""
+    return Counter(
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)
+    )

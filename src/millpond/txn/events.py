@@ -1,0 +1,250 @@
+"""An epoch of events as arrays: in the order of (time, seq, row), apart by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from millpond.errors import NullTime, UnknownKind, WrongColumn, WrongType
+from millpond.stores import views
+from millpond.txn._code import Field
+from millpond.txn.tables import Strings, type_of
+
+Longs = NDArray[np.int64]
+
+
+@dataclass
+class KindEvents:
+    """The events of one kind that can run, in time order."""
+
+    numbers: Longs  # of the events, as they came
+    table: pa.Table
+
+    def field(self, name: str) -> pa.Array:
+        return one(self.table[name])
+
+    def arrays(self, kind: int, fields: Sequence[Field], strings: Strings) -> dict[str, NDArray[Any]]:
+        """The fields under the names that kernels know them by."""
+        out: dict[str, NDArray[Any]] = {}
+        for field in fields:
+            column, name = self.field(field.name), f"k{kind}_{field.name}"
+            if field.is_list:
+                offsets = views.offsets_of(column, pa.types.is_large_list(column.type))
+                out[f"{name}_at"] = views.plain(offsets)
+                column = column.values
+            out[name] = held(column, field, strings)
+        return out
+
+
+@dataclass
+class Epoch:
+    """All events of an epoch. Those that cannot run, for a null in a field, have their reason already."""
+
+    count: int
+    kinds: list[KindEvents]
+    order: Longs  # numbers of the events that run, in time order
+    kind_of: Longs  # of each of them
+    place_of: Longs  # of each of them among its kind
+    reasons: dict[int, str]
+
+
+def held(column: pa.Array, field: Field, strings: Strings) -> NDArray[Any]:
+    """Values, without nulls, as kernels take them."""
+    if field.type == "double":
+        return views.plain(views.floats(column), np.float64)
+    if field.type == "string":
+        if column.null_count:  # beneath a null list
+            column = column.fill_null("")
+        return strings.intern(column)
+    return views.plain(views.longs(column))
+
+
+def field_of(name: str, type_: pa.DataType) -> Field | None:
+    """How a transaction sees a field of that type; None if it can only be interpreted."""
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        inner = type_of(type_.value_type)
+        return None if inner is None else Field(name, inner, is_list=True)
+    found = type_of(type_)
+    return None if found is None else Field(name, found)
+
+
+def take_apart(
+    events: pa.Table | Mapping[str, pa.Table],
+    fields: Mapping[str, Sequence[str]],
+    kind: str,
+    at: str,
+    seq: str | None,
+) -> Epoch:
+    """The events of an epoch: one table with a column that names the kind, or a table for each kind.
+
+    `fields` are those of each kind. Equal times and seqs go by the order in which the rows came.
+    """
+    names = list(fields)
+    if isinstance(events, pa.Table):
+        if len(names) == 1 and kind not in events.column_names:
+            events = {names[0]: events}
+        else:
+            return _epoch_of_one(events, names, fields, kind, at, seq)
+    unknown = sorted(set(events) - set(names))
+    if unknown:
+        raise _unknown(unknown[0], names)
+    tables = [events.get(name) for name in names]
+    counts = [0 if table is None else len(table) for table in tables]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    times = [_longs(t, at, True) for t in tables if t is not None]
+    seqs = [_longs(t, seq, False) for t in tables if t is not None and seq is not None]
+    kinds = np.repeat(np.arange(len(names)), counts)
+    parts = [(np.arange(starts[k], starts[k + 1]), table) for k, table in enumerate(tables)]
+    return _ordered(names, fields, parts, kinds, _joined(times), _joined(seqs) if seq is not None else None)
+
+
+def _epoch_of_one(
+    events: pa.Table,
+    names: list[str],
+    fields: Mapping[str, Sequence[str]],
+    kind: str,
+    at: str,
+    seq: str | None,
+) -> Epoch:
+    column = one(_column(events, kind))
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        column = column.cast(pa.string())
+    encoded = column.dictionary_encode()
+    known = {name: number for number, name in enumerate(names)}
+    if column.null_count:
+        raise _unknown(None, names)
+    numbers = []
+    for name in encoded.dictionary.to_pylist():
+        if name not in known:
+            raise _unknown(name, names)
+        numbers.append(known[name])
+    kinds = (
+        np.array(numbers, np.int64)[views.longs(encoded.indices)] if len(column) else np.empty(0, np.int64)
+    )
+    parts = [(np.flatnonzero(kinds == number), events) for number in range(len(names))]
+    times = _longs(events, at, True)
+    return _ordered(
+        names, fields, parts, kinds, times, None if seq is None else _longs(events, seq, False), shared=True
+    )
+
+
+def _ordered(
+    names: list[str],
+    fields: Mapping[str, Sequence[str]],
+    parts: Sequence[tuple[Longs, pa.Table | None]],
+    kinds: Longs,
+    times: Longs,
+    seqs: Longs | None,
+    shared: bool = False,
+) -> Epoch:
+    count = len(times)
+    order = time_order(times, seqs)
+    reasons: dict[int, str] = {}
+    runs = np.ones(count, np.bool_)
+    tables: list[pa.Table] = []
+    for name, (numbers, table) in zip(names, parts, strict=True):
+        if table is None:
+            tables.append(pa.table({}))
+            continue
+        chosen = table.select([_named(table, field) for field in dict.fromkeys(fields[name])])
+        tables.append(chosen)
+        for field in chosen.column_names:
+            nulls = _nulls(one(chosen[field]))
+            if nulls is not None:
+                for number in numbers[nulls[numbers] if shared else nulls]:
+                    reasons.setdefault(int(number), f"field {field!r} is null")
+                    runs[number] = False
+    if reasons:
+        order = order[runs[order]]
+    kind_of = kinds[order]
+    place_of = np.empty(len(order), np.int64)
+    found = []
+    for number, (table, (rows, _)) in enumerate(zip(tables, parts, strict=True)):
+        here = np.flatnonzero(kind_of == number)
+        place_of[here] = np.arange(len(here))
+        mine = order[here]
+        wanted = mine if shared else mine - (rows[0] if len(rows) else 0)
+        in_place = len(wanted) == len(table) and (len(wanted) == 0 or bool((np.diff(wanted) == 1).all()))
+        taken = table if in_place or table.num_columns == 0 else table.take(pa.array(wanted))
+        found.append(KindEvents(mine, taken))
+    return Epoch(count, found, order, kind_of, place_of, reasons)
+
+
+def time_order(times: Longs, seqs: Longs | None) -> Longs:
+    """The rows in the order of (time, seq, row)."""
+    if len(times) < 2:
+        return np.arange(len(times))
+    step = np.diff(times)
+    if seqs is None:
+        if bool((step >= 0).all()):
+            return np.arange(len(times))
+        return np.argsort(times, kind="stable")
+    if bool(((step > 0) | ((step == 0) & (np.diff(seqs) >= 0))).all()):
+        return np.arange(len(times))
+    return np.lexsort((seqs, times))
+
+
+def one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _nulls(column: pa.Array) -> NDArray[np.bool_] | None:
+    """Which rows are null or, in a list, hold one."""
+    nulls = np.asarray(column.is_null()) if column.null_count else None
+    if (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) and column.values.null_count:
+        inner = np.concatenate([[0], np.cumsum(np.asarray(column.values.is_null()))])
+        offsets = views.offsets_of(column, pa.types.is_large_list(column.type))
+        within = inner[offsets[1:]] > inner[offsets[:-1]]
+        nulls = within if nulls is None else nulls | within
+    return nulls
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    return table[_named(table, name)]
+
+
+def _named(table: pa.Table, name: str) -> str:
+    if name not in table.column_names:
+        raise WrongColumn(
+            f"the events have no column {name!r}",
+            hint=f"they have {', '.join(table.column_names)}",
+            column=name,
+            available=table.column_names,
+        )
+    return name
+
+
+def _longs(table: pa.Table, name: str, is_time: bool) -> Longs:
+    column = one(_column(table, name))
+    if not views.is_long(column.type):
+        raise WrongType(
+            f"column {name!r} orders the events: it is a timestamp or a long, not {column.type}",
+            column=name,
+            expected="timestamp or long",
+            actual=str(column.type),
+        )
+    if column.null_count:
+        what = "time" if is_time else "seq"
+        raise NullTime(f"{column.null_count} events have no {what}", column=name, rows=column.null_count)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", tz=column.type.tz))
+    return views.plain(views.longs(column))
+
+
+def _joined(parts: list[Longs]) -> Longs:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _unknown(kind: str | None, names: list[str]) -> UnknownKind:
+    return UnknownKind(
+        f"an event is of kind {kind!r}", hint=f"the kinds are {', '.join(names)}", kind=kind, known=names
+    )

@@ -1,0 +1,107 @@
+"""Which transactions of an epoch may run side by side. Arrays in, arrays out.
+
+`event[j]` touches `row[j]`; rows are numbered over all tables. Only rows that some event writes to make conflicts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels._jit import jit
+
+Longs = NDArray[np.int64]
+Flags = NDArray[np.uint8]
+
+
+@jit
+def components(event: Longs, row: Longs, written: Flags, parent: Longs, first: Longs) -> None:
+    """Joins the written rows of each event. `parent` starts as the rows themselves, `first` as -1."""
+    for j in range(event.shape[0]):
+        r = row[j]
+        if written[r] == 0:
+            continue
+        while parent[r] != r:
+            parent[r] = parent[parent[r]]
+            r = parent[r]
+        e = event[j]
+        if first[e] < 0:
+            first[e] = r
+            continue
+        s = first[e]
+        while parent[s] != s:
+            parent[s] = parent[parent[s]]
+            s = parent[s]
+        # Towards the lower row, so that the outcome does not depend on chance.
+        if r < s:
+            parent[s] = r
+            first[e] = r
+        else:
+            parent[r] = s
+            first[e] = s
+
+
+@jit
+def component_sizes(first: Longs, parent: Longs, sizes: Longs) -> None:
+    """`first` becomes the component of each event, -1 where it conflicts with none; `sizes` counts them."""
+    for e in range(first.shape[0]):
+        r = first[e]
+        if r >= 0:
+            while parent[r] != r:
+                r = parent[r]
+            first[e] = r
+            sizes[r] += 1
+
+
+@jit
+def share_out(order: Longs, sizes: Longs, loads: Longs, thread_of: Longs) -> None:
+    """Components, the largest first, each to the thread with the least to do."""
+    for j in range(order.shape[0]):
+        r = order[j]
+        best = 0
+        for t in range(1, loads.shape[0]):
+            if loads[t] < loads[best]:
+                best = t
+        thread_of[r] = best
+        loads[best] += sizes[r]
+
+
+@jit
+def levels(starts: Longs, row: Longs, write: Flags, wrote: Longs, read: Longs, level: Longs) -> None:
+    """The round of each event: after every earlier one that it conflicts with.
+
+    Event e touches `row[starts[e]:starts[e + 1]]`. `wrote` and `read` start at 0; rounds count from 0.
+    """
+    for e in range(level.shape[0]):
+        at = 0
+        for j in range(starts[e], starts[e + 1]):
+            r = row[j]
+            at = max(at, wrote[r])
+            if write[j] != 0:
+                at = max(at, read[r])
+        level[e] = at
+        for j in range(starts[e], starts[e + 1]):
+            r = row[j]
+            if write[j] != 0:
+                wrote[r] = max(wrote[r], at + 1)
+            else:
+                read[r] = max(read[r], at + 1)
+
+
+@jit
+def spread_rows(places: Longs, rows: Longs, flat: Longs) -> None:
+    """Row numbers to their places; a place is doubled, its last bit is a flag."""
+    for j in range(places.shape[0]):
+        flat[places[j] >> 1] = rows[j]
+
+
+@jit
+def events_of(places: Longs, offsets: Longs, out: Longs) -> None:
+    """The event of each place, where both go up: places by their events, offsets by event."""
+    e = 0
+    last = offsets.shape[0] - 1
+    for j in range(places.shape[0]):
+        at = places[j] >> 1
+        while e < last and offsets[e + 1] <= at:
+            e += 1
+        out[j] = e

@@ -1,0 +1,191 @@
+"""Transactions as plain Python over the same cells, for what numba is not given.
+
+Integers are held to 64 bits at every step, as compiled code holds them, so that the two give the same results.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from millpond.errors import Aborted, BadTransaction
+from millpond.txn._arithmetic import HIGHEST, LOWEST, RANGE_STEPS_MAX
+from millpond.txn._code import OVERFLOW, REASONS, STEPS, ZERO, Type
+from millpond.txn._statements import constants_of
+from millpond.txn._syntax import abort_call
+from millpond.txn.facts import Analysis
+from millpond.txn.functions import TransactionFunction, abort
+from millpond.txn.tables import TableStore
+from millpond.usercode import MODULES
+
+
+class Log:
+    """What the running transaction changed."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[TableStore, int, int, int]] = []
+
+    def set(self, store: TableStore, row: int, cell: int, value: int) -> None:
+        self.entries.append((store, row, cell, int(store.cells[row, cell])))
+        store.cells[row, cell] = value
+
+    def undo(self) -> None:
+        while self.entries:
+            store, row, cell, old = self.entries.pop()
+            store.cells[row, cell] = old
+
+
+class Row:
+    """A row as user code sees it."""
+
+    __slots__ = ("_log", "_number", "_table")
+
+    def __init__(self, table: Table, number: int, log: Log) -> None:
+        object.__setattr__(self, "_table", table)
+        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_log", log)
+
+    def __getattr__(self, name: str) -> Any:
+        table, row = self._table, self._number
+        store: TableStore = table.store
+        cell, type_ = table.cell(name)
+        if not store.layout.has_default and store.cells[row, 0] == 0:
+            abort(f"no such key {store.key_of(row)!r} in {table.name}")
+        if type_ == "double":
+            return float(store.doubles[row, cell])
+        value = int(store.cells[row, cell])
+        if type_ == "string":
+            return store.strings.text(value)
+        return value != 0 if type_ == "bool" else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        table, row, log = self._table, self._number, self._log
+        cell, type_ = table.cell(name)
+        fits: dict[Type, tuple[type, ...]] = {
+            "long": (int, bool), "double": (int, float, bool), "bool": (bool,), "string": (str,)
+        }  # fmt: skip
+        if not isinstance(value, fits[type_]):
+            raise TypeError(f"{table.name}.{name} is a {type_} column, the value is a {type(value).__name__}")
+        if table.store.cells[row, 0] == 0:
+            log.set(table.store, row, 0, 1)
+        log.set(table.store, row, cell, table.store.encoded(_checked(value), type_))
+
+
+class Table:
+    """A table as user code sees it."""
+
+    def __init__(self, name: str, store: TableStore, log: Log) -> None:
+        self.name = name
+        self.store = store
+        self._log = log
+        self._rows: dict[int, int] = {}
+
+    def __getitem__(self, key: Any) -> Row:
+        store = self.store
+        wanted = str if store.layout.key == "string" else int
+        if not isinstance(key, wanted):
+            raise TypeError(f"a key of {self.name} is no {type(key).__name__}")
+        number = store.strings.number(key) if isinstance(key, str) else int(_checked(key))
+        row = self._rows.get(number)
+        if row is None:
+            row = self._rows[number] = store.resolve_one(number)
+        return Row(self, row, self._log)
+
+    def cell(self, name: str) -> tuple[int, Type]:
+        found = self.store.layout.columns.get(name)
+        if found is None:
+            raise AttributeError(f"table {self.name!r} has no column {name!r}")
+        return found
+
+
+class Interpreted:
+    """A function made ready to run over stores, event by event."""
+
+    def __init__(
+        self, function: TransactionFunction, found: Analysis, stores: Mapping[str, TableStore]
+    ) -> None:
+        self._log = Log()
+        self._tables = {name: Table(name, stores[name], self._log) for name in found.tables}
+        self._found = found
+        self._function = _loaded(function)
+
+    def run(self, fields: Mapping[str, Any]) -> tuple[str | None, tuple[Any, ...] | None]:
+        """The reason of an abort, or None, and the results if there are any."""
+        self._log.entries.clear()
+        try:
+            out = self._function(**self._tables, **fields)
+            results = None if out is None else out if isinstance(out, tuple) else (out,)
+            if results is not None and len(results) != self._found.width:
+                raise TypeError(f"{len(results)} values returned, not {self._found.width}")
+            if results is not None:
+                results = tuple(_checked(value) for value in results)
+        except Aborted as aborted:
+            reason = aborted.message
+        except ZeroDivisionError:
+            reason = REASONS[ZERO]
+        except OverflowError:
+            reason = REASONS[OVERFLOW]
+        except Exception as error:  # noqa: BLE001 - an error of user code ends its transaction only
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            return None, results
+        self._log.undo()
+        return reason, None
+
+
+def _checked(value: Any) -> Any:
+    """The value, if it is one that compiled code could hold."""
+    if isinstance(value, int) and not LOWEST <= value <= HIGHEST:
+        abort(REASONS[OVERFLOW])
+    return value
+
+
+def _range(*args: int) -> range:
+    found = range(*args)
+    if found and abs(found[-1] - found[0]) // abs(found.step) + 1 > RANGE_STEPS_MAX:
+        abort(REASONS[STEPS])
+    return found
+
+
+class _Checks(ast.NodeTransformer):
+    """Puts a check around every step, and calls abort by its own name."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        return self._around(self.generic_visit(node))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        literal = isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
+        return node if literal else self._around(self.generic_visit(node))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if abort_call(node) is not None:
+            node.func = ast.Name("abort", ast.Load())
+            return node
+        return self._around(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.target, ast.Name):
+            return node  # the column checks what it is given
+        value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+        return ast.Assign([node.target], self._around(value))
+
+    @staticmethod
+    def _around(node: ast.AST) -> ast.Call:
+        return ast.Call(ast.Name("_checked", ast.Load()), [node], [])  # type: ignore[list-item]
+
+
+def _loaded(function: TransactionFunction) -> Callable[..., Any]:
+    code = function.code
+    names: dict[str, Any] = {**constants_of(code), "abort": abort, "_checked": _checked, "range": _range}
+    for alias, module in code.modules.items():
+        if module not in MODULES:
+            raise BadTransaction(f"a transaction may not import {module!r}", transaction=code.name)
+        names[alias] = importlib.import_module(module)
+    tree = ast.fix_missing_locations(_Checks().visit(ast.parse(code.source)))
+    exec(compile(tree, f"<transaction {code.name}>", "exec"), names)  # noqa: S102 - what a transaction is
+    found: Callable[..., Any] = names[code.name]
+    return found

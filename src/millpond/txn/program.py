@@ -1,0 +1,198 @@
+"""A program: transaction functions bound to tables, and the running of an epoch of events."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from millpond.errors import BadTransaction, RuleInterpreted
+from millpond.txn import codegen
+from millpond.txn._code import Field
+from millpond.txn.events import field_of, take_apart
+from millpond.txn.execution import Run
+from millpond.txn.facts import Analysis
+from millpond.txn.functions import TransactionCode, TransactionFunction, load
+from millpond.txn.tables import TableSpec, TableStore, new_stores
+
+
+class ProgramCode(msgspec.Struct, frozen=True):
+    """A program as it travels: text only."""
+
+    kinds: dict[str, TransactionCode]
+    tables: dict[str, TableSpec]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an epoch gave.
+
+    `outputs` has a row for each event, in the order in which they came: `event` (its number), `committed`, `reason`
+    (null where committed), and the result columns, null where a transaction aborted or gave none. `figures` say
+    how it ran.
+    """
+
+    outputs: pa.Table
+    figures: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program for events of certain types. `slow` says why a kind is interpreted."""
+
+    functions: Mapping[str, codegen.Function]
+    slow: Mapping[str, str]
+    compiled: codegen.Compiled | None
+
+
+class Program:
+    """Transaction functions by kind, over tables by name.
+
+    A parameter of a function that names a table is that table; every other is a field of the event. `run` is
+    deterministic, and changes nothing but the stores.
+    """
+
+    def __init__(self, kinds: Mapping[str, TransactionFunction], tables: Mapping[str, TableSpec]) -> None:
+        self.kinds = dict(kinds)
+        self.tables = dict(tables)
+        self.layouts = {name: spec.layout(number) for number, (name, spec) in enumerate(tables.items())}
+        self.found: dict[str, Analysis] = {}
+        for kind, function in self.kinds.items():
+            guessed = set(function.analysis.tables) - set(self.tables)
+            if guessed:
+                raise BadTransaction(
+                    f"transaction {function.name!r} uses {min(guessed)!r} as a table, and there is none of that name",
+                    hint=f"the tables are {', '.join(self.tables)}",
+                    transaction=function.name,
+                    line=function.tree.lineno,
+                )
+            found = function.bound(self.tables)
+            _check_columns(found, self.tables)
+            self.found[kind] = found
+        self._prepared: dict[Any, Prepared] = {}
+
+    @property
+    def prepared(self) -> list[Prepared]:
+        """What it was prepared for so far."""
+        return list(self._prepared.values())
+
+    @property
+    def message(self) -> ProgramCode:
+        """The program as text, from which `load_program` makes it again."""
+        return ProgramCode({kind: f.message for kind, f in self.kinds.items()}, self.tables)
+
+    def stores(self) -> dict[str, TableStore]:
+        """Empty tables for it to run over."""
+        return new_stores(self.tables)
+
+    def explain(self) -> str:
+        """What each kind reads and writes, what depends on what, and how it runs."""
+        from millpond.txn.explain import explain_program  # noqa: PLC0415 - it describes programs
+
+        return explain_program(self)
+
+    def run(
+        self,
+        events: pa.Table | Mapping[str, pa.Table],
+        stores: Mapping[str, TableStore],
+        *,
+        kind: str = "kind",
+        at: str = "time",
+        seq: str | None = None,
+        threads: int = 1,
+        plan: str | None = None,
+    ) -> Outcome:
+        """Run an epoch: all its events, as if one after the other in the order of `(at, seq, row)`.
+
+        `events` is one table whose column `kind` names the kind of each event, or a table for each kind, whose rows
+        are numbered through in the order of the program's kinds. An event with a null in a field that its function
+        takes aborts. `plan` forces one of `plans.PLANS`, where it is correct for the functions; the outcome is the
+        same. Bad events raise an error before anything has changed.
+        """
+        fields = {name: found.fields for name, found in self.found.items()}
+        epoch = take_apart(events, fields, kind, at, seq)
+        prepared = self.prepare(
+            {name: e.table.schema for name, e in zip(self.kinds, epoch.kinds, strict=True)}
+        )
+        run = Run(self, prepared, epoch, stores, threads)
+        figures = run.execute(plan)
+        return Outcome(run.outputs(), figures)
+
+    def prepare(self, schemas: Mapping[str, pa.Schema]) -> Prepared:
+        """The program for events of these types. A kind whose schema lacks its fields has no events, and waits."""
+        present = {
+            kind: schemas[kind]
+            for kind, found in self.found.items()
+            if kind in schemas and set(found.fields) <= set(schemas[kind].names)
+        }
+        key = tuple(
+            (kind, tuple(str(schema.field(name).type) for name in self.found[kind].fields))
+            for kind, schema in present.items()
+        )
+        if key not in self._prepared:
+            self._prepared[key] = self._prepare(present)
+        return self._prepared[key]
+
+    def _prepare(self, schemas: Mapping[str, pa.Schema]) -> Prepared:
+        functions: dict[str, codegen.Function] = {}
+        slow: dict[str, str] = {}
+        for kind, schema in schemas.items():
+            found, code = self.found[kind], self.kinds[kind].code
+            fields: dict[str, Field] = {}
+            for name in found.fields:
+                field = field_of(name, schema.field(name).type)
+                if field is None:
+                    slow[kind] = f"line {found.tree.lineno}: field {name!r} is {schema.field(name).type}"
+                    break
+                fields[name] = field
+            if kind in slow:
+                continue
+            function = codegen.Function(found, code, fields)
+            finding = codegen.check(function, self.layouts)
+            if finding is not None:
+                slow[kind] = f"line {finding.line}: {finding.why}"
+            else:
+                functions[kind] = function
+        compiled = self._compiled(functions, slow)
+        for kind, why in slow.items():
+            warnings.warn(
+                f"transaction {self.kinds[kind].name!r} runs interpreted: {why}",
+                RuleInterpreted,
+                stacklevel=4,
+            )
+        return Prepared(functions, slow, compiled)
+
+    def _compiled(
+        self, functions: dict[str, codegen.Function], slow: dict[str, str]
+    ) -> codegen.Compiled | None:
+        if not functions or not self.tables:
+            return None
+        decoupled = not slow and all(not self.found[kind].coupling() for kind in functions)
+        return codegen.generate(list(functions.values()), self.layouts, decoupled, alone=len(self.kinds) == 1)
+
+
+def bind(kinds: Mapping[str, TransactionFunction], tables: Mapping[str, TableSpec]) -> Program:
+    """Functions by kind, bound to the tables that their parameters name."""
+    return Program(kinds, tables)
+
+
+def load_program(message: ProgramCode) -> Program:
+    """A program that came as text."""
+    return Program({kind: load(code) for kind, code in message.kinds.items()}, message.tables)
+
+
+def _check_columns(found: Analysis, tables: Mapping[str, TableSpec]) -> None:
+    for use in sorted(found.reads | found.writes, key=lambda use: use.line):
+        table = found.slots[use.slot].table
+        names = tables[table].columns.names
+        if use.column not in names:
+            raise BadTransaction(
+                f"transaction {found.name!r}, line {use.line}: table {table!r} has no column {use.column!r}",
+                hint=f"its columns are {', '.join(names)}",
+                transaction=found.name,
+                line=use.line,
+            )

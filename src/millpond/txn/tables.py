@@ -1,0 +1,282 @@
+"""A table in memory: a key index over rows of cells, and the strings that the tables of one group share.
+
+A row is int64[1 + columns]: cell 0 says whether the row is there, doubles lie in the same memory as float64. A row
+number is given to every key that a transaction may touch; until it is written to, the row holds the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from millpond.errors import BadType, WrongColumn
+from millpond.kernels import control as at
+from millpond.schema import describe_type, parse_ddl
+from millpond.stores import views
+from millpond.stores.heaps import grown
+from millpond.stores.key_index import KeyIndex
+from millpond.stores.keys import Keys
+from millpond.txn._code import Type
+from millpond.txn._statements import TableLayout
+from millpond.txn._threads import in_parts
+
+KEY = "key"
+
+
+def type_of(type_: pa.DataType) -> Type | None:
+    """How a transaction sees values of an Arrow type; None if it cannot. Timestamps are microseconds, dates days."""
+    if pa.types.is_boolean(type_):
+        return "bool"
+    if pa.types.is_timestamp(type_) and type_.unit != "us":
+        return None
+    if views.is_long(type_):
+        return "long"
+    if views.is_double(type_):
+        return "double"
+    return "string" if pa.types.is_string(type_) or pa.types.is_large_string(type_) else None
+
+
+class TableSpec(msgspec.Struct, frozen=True, dict=True):
+    """The types of a table, as DDL, and the row that a missing key reads. Without one, such a read aborts.
+
+    Keys are one long-like or string column. Columns are long, double, boolean, timestamp or string, never null. A
+    write to a missing key makes the row: of the defaults, or of zeros, False and "".
+    """
+
+    key: str
+    value: str
+    default: dict[str, bool | int | float | str] | None = None
+
+    @cached_property
+    def key_type(self) -> pa.DataType:
+        schema = parse_ddl(self.key, KEY)
+        if len(schema) != 1 or type_of(schema.field(0).type) not in ("long", "string"):
+            raise BadType(
+                f"the key of a table of transactions cannot be {self.key!r}",
+                hint="one column: byte, short, int, long, date, timestamp or string",
+            )
+        return schema.field(0).type
+
+    @cached_property
+    def columns(self) -> pa.Schema:
+        schema = parse_ddl(self.value, "value")
+        for field in schema:
+            if field.type not in (pa.int64(), pa.float64(), pa.bool_(), pa.string()) and not (
+                pa.types.is_timestamp(field.type)
+            ):
+                raise BadType(
+                    f"column {field.name!r} of a table of transactions cannot be {describe_type(field.type)}",
+                    hint="the types are long, double, boolean, timestamp and string",
+                )
+        unknown = set(self.default or {}) ^ set(schema.names) if self.default is not None else set()
+        if unknown:
+            raise WrongColumn(
+                f"the default names {sorted(self.default or {})}, the columns are {schema.names}",
+                hint="a default gives a value for each column",
+                column=min(unknown),
+                available=schema.names,
+            )
+        return schema
+
+    def layout(self, number: int) -> TableLayout:
+        columns: dict[str, tuple[int, Type]] = {}
+        for cell, field in enumerate(self.columns, start=1):
+            type_ = type_of(field.type)
+            assert type_ is not None
+            columns[field.name] = (cell, type_)
+        key = type_of(self.key_type)
+        assert key is not None
+        return TableLayout(number, key, columns, self.default is not None)
+
+
+class Strings:
+    """Strings and their numbers. The empty one is number 0. None is ever forgotten."""
+
+    def __init__(self) -> None:
+        self._index = KeyIndex("bytes", np.zeros(at.SIZE, np.int64))
+        self.intern(pa.array([""]))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def intern(self, array: pa.Array) -> NDArray[np.int64]:
+        """The numbers of strings, without nulls; new ones are given where there are none."""
+        if len(array) == 0:
+            return np.empty(0, np.int64)
+        encoded = array.dictionary_encode() if len(array) > 64 else None
+        if encoded is None:
+            return self._index.assign(Keys.from_arrow(array))
+        numbers = self._index.assign(Keys.from_arrow(encoded.dictionary))
+        return numbers[views.longs(encoded.indices)]
+
+    def find(self, array: pa.Array) -> NDArray[np.int64]:
+        """The numbers of strings, without nulls; -1 for one that was never seen."""
+        return self._index.find(Keys.from_arrow(array))
+
+    def number(self, text: str) -> int:
+        return int(self.intern(pa.array([text]))[0])
+
+    def take(self, numbers: NDArray[np.int64]) -> pa.Array:
+        found = self._index.stored_keys().take(views.plain(numbers)).to_arrow()
+        return found.cast(pa.large_string() if pa.types.is_large_binary(found.type) else pa.string())
+
+    def text(self, number: int) -> str:
+        return str(self.take(np.array([number]))[0])
+
+
+class TableStore:
+    """The rows of one table. Stores that one program runs over share their strings."""
+
+    def __init__(self, spec: TableSpec, strings: Strings) -> None:
+        self.spec = spec
+        self.strings = strings
+        self.layout = spec.layout(0)
+        self.index = KeyIndex("i64", np.zeros(at.SIZE, np.int64))
+        self.cells: NDArray[np.int64] = np.zeros((0, self.layout.width), np.int64)
+        self._first = np.zeros(self.layout.width, np.int64)
+        for name, value in (spec.default or {}).items():
+            cell, type_ = self.layout.columns[name]
+            self._first[cell] = self.encoded(value, type_)
+
+    def encoded(self, value: Any, type_: Type) -> int:
+        """A value as its cell holds it."""
+        if type_ == "double":
+            return int(np.array([value], np.float64).view(np.int64)[0])
+        if type_ == "string":
+            return self.strings.number(value)
+        return int(value)
+
+    def __len__(self) -> int:
+        """Rows that are there."""
+        return int(np.count_nonzero(self.cells[: len(self.index), 0]))
+
+    @property
+    def doubles(self) -> NDArray[np.float64]:
+        return self.cells.view(np.float64)
+
+    def key_numbers(self, keys: pa.Array) -> NDArray[np.int64]:
+        """Keys as kernels see them: longs, or the numbers of strings."""
+        if self.layout.key == "string":
+            return self.strings.intern(keys)
+        return views.plain(views.longs(keys))
+
+    def find(self, keys: pa.Array) -> pa.Table:
+        """The rows of those keys that are there, in their order. Reads only."""
+        keys = keys.cast(self.spec.key_type).drop_null()
+        is_string = self.layout.key == "string"
+        numbers = self.strings.find(keys) if is_string else self.key_numbers(keys)
+        rows = self.index.find(Keys.from_longs(numbers))
+        rows = rows[rows >= 0]
+        return self._rows(rows[self.cells[rows, 0] != 0])
+
+    def resolve(self, keys: NDArray[np.int64], threads: int = 1) -> NDArray[np.int64]:
+        """The row of each key, made ready where there is none yet."""
+        before = len(self.index)
+        wanted = Keys.from_longs(keys)
+        found = in_parts(lambda lo, hi: self.index.find(wanted.part(lo, hi)), len(keys), threads)
+        rows: NDArray[np.int64] = found[0] if len(found) == 1 else np.concatenate(found)
+        missing = np.flatnonzero(rows < 0)
+        if len(missing):
+            rows[missing] = self.index.assign(wanted.take(missing))
+        count = len(self.index)
+        if count > before:
+            self.index.advance_growth(len(self.index.old))
+            self.cells = grown(self.cells, before, count)
+            self.cells[before:count] = self._first
+        return rows
+
+    def resolve_one(self, key: int) -> int:
+        return int(self.resolve(np.array([key], np.int64))[0])
+
+    def key_of(self, row: int) -> int | str:
+        key = int(self.index.stored_keys().longs[row])
+        return self.strings.text(key) if self.layout.key == "string" else key
+
+    def snapshot(self) -> pa.Table:
+        """All rows that are there, in the order of their keys: equal tables give equal bytes."""
+        rows = np.flatnonzero(self.cells[: len(self.index), 0])
+        out = self._rows(rows)
+        return out.take(pc.sort_indices(out[KEY])).combine_chunks()
+
+    export = snapshot
+
+    def _rows(self, rows: NDArray[np.int64]) -> pa.Table:
+        keys = self.index.stored_keys().longs[rows]
+        columns = [self._arrow(keys, self.spec.key_type, self.layout.key)]
+        for field in self.spec.columns:
+            cell, type_ = self.layout.columns[field.name]
+            source = self.doubles if type_ == "double" else self.cells
+            columns.append(self._arrow(source[rows, cell], field.type, type_))
+        fields = [pa.field(KEY, self.spec.key_type), *self.spec.columns]
+        return pa.table(columns, schema=pa.schema(fields))
+
+    def _arrow(self, values: NDArray[Any], type_: pa.DataType, held: Type) -> pa.Array:
+        if held == "string":
+            return self.strings.take(values).cast(type_)
+        return pa.array(values != 0 if held == "bool" else values).cast(type_)
+
+    def load(self, rows: pa.Table) -> None:
+        """Adds rows, as `export` gave them; those that are there already are replaced."""
+        rows = rows.combine_chunks()
+        numbers = self.key_numbers(_one(rows[KEY]).cast(self.spec.key_type))
+        places = self.resolve(numbers)
+        for field in self.spec.columns:
+            cell, type_ = self.layout.columns[field.name]
+            column = _one(rows[field.name]).cast(field.type)
+            if column.null_count:
+                raise WrongColumn(
+                    f"column {field.name!r} has nulls", column=field.name, available=rows.column_names
+                )
+            if type_ == "double":
+                self.doubles[places, cell] = views.floats(column)
+            elif type_ == "string":
+                self.cells[places, cell] = self.strings.intern(column)
+            else:
+                self.cells[places, cell] = views.longs(column)
+        self.cells[places, 0] = 1
+
+    def copy(self) -> TableStore:
+        """The table as it is now, for a checkpoint: to be read while this one goes on. Not to be run over."""
+        other = TableStore(self.spec, self.strings)
+        other.index = self.index.copy(self.index.control.copy())
+        other.cells = self.cells[: len(self.index)].copy()
+        return other
+
+    def keep(self) -> NDArray[np.int64]:
+        """The cells as they are, for `put_back`."""
+        return self.cells[: len(self.index)].copy()
+
+    def put_back(self, kept: NDArray[np.int64]) -> None:
+        self.cells[: len(kept)] = kept
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes + int(self.cells.nbytes)
+
+    def validate(self) -> None:
+        """Check every invariant; slow."""
+        self.index.validate()
+        count = len(self.index)
+        assert len(self.cells) >= count
+        there = self.cells[:count, 0]
+        assert np.isin(there, (0, 1)).all()
+        assert (self.cells[:count][there == 0] == self._first).all(), (
+            "a row that is not there holds the defaults"
+        )
+
+
+def new_stores(specs: Mapping[str, TableSpec]) -> dict[str, TableStore]:
+    """Empty tables that share their strings."""
+    strings = Strings()
+    return {name: TableStore(spec, strings) for name, spec in specs.items()}
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -1,0 +1,139 @@
+"""Programs drawn from a grammar give, under every plan, what a serial interpreter gives: byte by byte."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from txn_oracle import OracleTable, run_serially
+from txn_programs import RESULTS, SCHEMA, TABLES, epochs, programs
+
+from millpond.errors import RuleInterpreted
+from millpond.kernels._jit import JIT_ENABLED
+from millpond.txn import PLANS, Program, TransactionCode, bind, codegen, load
+from millpond.txn._code import CannotCompile
+from millpond.usercode import Code
+
+EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "3" if JIT_ENABLED else "40"))
+
+
+def program_of(sources: dict[str, str]) -> Program:
+    functions = {
+        kind: load(TransactionCode(Code(kind, "import math\n" + source, {}, {"math": "math"})))
+        for kind, source in sources.items()
+    }
+    return bind(functions, TABLES)
+
+
+def interpreted(sources: dict[str, str]) -> Program:
+    """The program as it runs where nothing can be compiled."""
+    program = program_of(sources)
+    schemas = dict.fromkeys(sources, SCHEMA)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuleInterpreted)
+        patch.setattr(codegen, "check", lambda function, _: CannotCompile(function.found.tree, "asked for"))
+        program.prepare(schemas)
+    return program
+
+
+def oracle_tables() -> dict[str, OracleTable]:
+    zeros = {pa.int64(): 0, pa.float64(): 0.0, pa.string(): "", pa.bool_(): False}
+    return {
+        name: OracleTable(
+            name,
+            {field.name: zeros[field.type] for field in spec.columns},
+            spec.default and dict(spec.default),
+        )
+        for name, spec in TABLES.items()
+    }
+
+
+def bits(value: Any) -> Any:
+    """Equal where the bytes are: NaN is NaN, and 0.0 is not -0.0. All NaNs are one."""
+    if isinstance(value, float):
+        return "nan" if value != value else struct.pack("d", value)  # noqa: PLR0124
+    return value
+
+
+def compare(outputs: pa.Table, stores: dict[str, Any], expected: Any, tables: dict[str, OracleTable]) -> None:
+    for row, (reason, results) in zip(outputs.to_pylist(), expected, strict=True):
+        assert row["reason"] == reason, row
+        assert row["committed"] == (reason is None)
+        found = tuple(bits(row[f"r{i}"]) for i in range(len(results or ())))
+        assert found == tuple(bits(value) for value in results or ()), row
+        if not results:
+            assert all(row[name] is None for name in row if name.startswith("r") and name != "reason")
+    for name, table in tables.items():
+        found_rows = {row.pop("key"): row for row in stores[name].snapshot().to_pylist()}
+        assert list(found_rows) == sorted(found_rows)
+        assert {k: {c: bits(v) for c, v in row.items()} for k, row in found_rows.items()} == {
+            k: {c: bits(v) for c, v in row.items()} for k, row in table.rows.items()
+        }
+        stores[name].validate()
+
+
+@settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate),  # an example takes seconds: to shrink one takes too long
+)
+@given(st.data())
+def test_every_plan_gives_what_serial_execution_gives(data: st.DataObject) -> None:
+    sources = data.draw(programs())
+    note("\n".join(sources.values()))
+    program = program_of(sources)
+    epoch_list = [data.draw(epochs(list(sources))) for _ in range(3)]
+    expected, tables = [], oracle_tables()
+    states = []
+    for events in epoch_list:
+        expected.append(run_serially(sources, tables, events))
+        copies = oracle_tables()
+        for name, table in tables.items():
+            copies[name].rows = dict(table.rows)
+        states.append(copies)
+    for plan in (None, *PLANS, "interpreted"):
+        if plan == "interpreted":
+            program, plan = interpreted(sources), None  # noqa: PLW2901 - the last of them
+        stores = program.stores()
+        for events, wanted, state in zip(epoch_list, expected, states, strict=True):
+            table = pa.Table.from_pylist(events, schema=SCHEMA)
+            outcome = program.run(table, stores, seq="seq", threads=3, plan=plan)
+            compare(outcome.outputs, stores, wanted, state)
+
+
+def test_the_grammar_covers_what_it_should() -> None:
+    """The oracle itself sees commits, results and every kind of abort among what is drawn."""
+    seen: set[str] = set()
+
+    @settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.data())
+    def look(data: st.DataObject) -> None:
+        sources = data.draw(programs())
+        for reason, results in run_serially(sources, oracle_tables(), data.draw(epochs(list(sources)))):
+            seen.add((reason or "committed").split(" ")[0])
+            if results:
+                seen.add("result")
+
+    look()
+    assert {"committed", "result", "enough", "overflow", "ZeroDivisionError:", "IndexError:"} <= seen
+    assert RESULTS
+
+
+@pytest.mark.skipif(not JIT_ENABLED, reason="this is the run without the compiler")
+def test_many_more_programs_without_the_compiler() -> None:
+    """The generated code as plain Python, which needs no time to compile."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "every_plan"]
+    done = subprocess.run(
+        command, env={**os.environ, "NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

@@ -1,0 +1,303 @@
+"""What single transactions do: faults, missing keys, types, nulls, and the interpreter beside the compiler."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millpond import txn
+from millpond.errors import (
+    Aborted,
+    BadOption,
+    BadTransaction,
+    BadType,
+    NullTime,
+    RuleInterpreted,
+    UnknownKind,
+    WrongColumn,
+)
+from millpond.txn import TableSpec, bind, load_program, transaction
+
+ACCOUNTS = TableSpec("long", "balance long", {"balance": 0})
+STRICT = TableSpec("string", "n long, ratio double, name string, ok boolean, at timestamp")
+HIGHEST = 2**63 - 1
+FEE = 3
+
+
+@transaction
+def transfer(accounts, src: int, dst: int, amount: int):  # type: ignore[no-untyped-def]
+    """Money from one account to another."""
+    if accounts[src].balance < amount:
+        txn.abort("insufficient funds")
+    accounts[src].balance -= amount
+    accounts[dst].balance += amount
+    return accounts[src].balance
+
+
+@transaction
+def divide(accounts, src: int, dst: int, amount: int):  # type: ignore[no-untyped-def]
+    accounts[dst].balance = 1
+    accounts[src].balance //= amount
+    return math.sqrt(accounts[src].balance)
+
+
+@transaction(results="left long, said string")
+def strict(things, who: str, tags: list):  # type: ignore[no-untyped-def]
+    row = things[who]
+    row.n += 1
+    for tag in tags:
+        if tag == row.name:
+            row.ok = not row.ok
+            row.ratio = row.n / 4
+            row.at = 7_000_000
+    return row.n, row.name
+
+
+@transaction
+def make(things, who: str, name: str):  # type: ignore[no-untyped-def]
+    things[who].name = name
+
+
+@transaction
+def shout(things, who: str, name: str):  # type: ignore[no-untyped-def]
+    if name == "nobody":
+        txn.abort("nobody: " + who)
+    things[who].name = name + "!" * FEE
+    things[who].n = len(name) ** 2
+    return things[who].name
+
+
+def events(**columns: Any) -> pa.Table:
+    count = len(next(iter(columns.values())))
+    return pa.table({"time": np.arange(count), **columns})
+
+
+def run(program: txn.Program, stores: Any, **columns: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = program.run(events(**columns), stores).outputs.to_pylist()
+    return rows
+
+
+def balances(stores: Any) -> dict[Any, Any]:
+    return {row["key"]: row["balance"] for row in stores["accounts"].snapshot().to_pylist()}
+
+
+def started(program: txn.Program, **rows: int) -> dict[str, txn.TableStore]:
+    stores = program.stores()
+    keys = [int(name[1:]) for name in rows]
+    stores["accounts"].load(pa.table({"key": keys, "balance": list(rows.values())}))
+    return stores
+
+
+def test_a_transfer_moves_money_or_aborts() -> None:
+    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(program, _1=100)
+    out = run(program, stores, src=[1, 1, 2], dst=[2, 2, 3], amount=[70, 70, 20])
+    assert [(row["committed"], row["reason"], row["r0"]) for row in out] == [
+        (True, None, 30), (False, "insufficient funds", None), (True, None, 50)
+    ]  # fmt: skip
+    assert balances(stores) == {1: 30, 2: 50, 3: 20}
+
+
+def test_time_decides_not_the_order_of_rows() -> None:
+    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(program, _1=100)
+    table = pa.table(
+        {"time": [9, 1, 1], "seq": [0, 5, 2], "src": [1, 1, 1], "dst": [2, 3, 4], "amount": [60, 60, 60]}
+    )
+    out = program.run(table, stores, seq="seq").outputs
+    assert out["committed"].to_pylist() == [False, False, True]
+    assert balances(stores) == {1: 40, 4: 60}
+
+
+def test_an_overflow_undoes_what_was_written_before_it() -> None:
+    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(program, _1=100, _2=HIGHEST)
+    out = run(program, stores, src=[1], dst=[2], amount=[1])
+    assert out == [{"event": 0, "committed": False, "reason": "overflow", "r0": None}]
+    assert balances(stores) == {1: 100, 2: HIGHEST}
+
+
+def test_faults_abort_their_transaction_only() -> None:
+    program = bind({"divide": divide}, {"accounts": ACCOUNTS})
+    stores = started(program, _1=-10)
+    out = run(program, stores, src=[1, 1, 1, 1], dst=[5, 6, 7, 8], amount=[0, 2, -1, 3])
+    assert [row["reason"] for row in out] == [
+        "ZeroDivisionError: division by zero",
+        "ValueError: math domain error",
+        None,
+        None,
+    ]
+    assert balances(stores) == {1: 3, 7: 1, 8: 1}
+    assert [row["r0"] for row in out] == [None, None, math.sqrt(10), math.sqrt(3)]
+
+
+def test_a_missing_key_without_default_aborts_and_a_write_makes_the_row() -> None:
+    program = bind({"strict": strict, "make": make}, {"things": STRICT})
+    stores = program.stores()
+    table = pa.table(
+        {
+            "time": [0, 1, 2],
+            "kind": ["strict", "make", "strict"],
+            "who": ["x", "x", "x"],
+            "name": [None, "b", None],
+            "tags": [["a"], None, ["a", "b"]],
+        },
+        schema=pa.schema(
+            {
+                "time": pa.int64(),
+                "kind": pa.string(),
+                "who": pa.string(),
+                "name": pa.string(),
+                "tags": pa.list_(pa.string()),
+            }
+        ),
+    )
+    out = program.run(table, stores).outputs
+    assert out["reason"].to_pylist() == ["no such key 'x' in things", None, None]
+    assert out["left"].to_pylist() == [None, None, 1]
+    assert out["said"].to_pylist() == [None, None, "b"]
+    (row,) = stores["things"].snapshot().to_pylist()
+    assert row.pop("at").timestamp() == 7
+    assert row == {"key": "x", "n": 1, "ratio": 0.25, "name": "b", "ok": True}
+    assert stores["things"].find(pa.array(["x", "y", None]))["n"].to_pylist() == [1]
+
+
+def test_a_null_field_aborts() -> None:
+    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(program, _1=100)
+    out = run(program, stores, src=[1, None, 1], dst=[2, 2, 2], amount=[1, 1, 1])
+    assert [row["reason"] for row in out] == [None, "field 'src' is null", None]
+    assert balances(stores) == {1: 98, 2: 2}
+
+
+def test_what_cannot_be_compiled_runs_interpreted_with_a_warning() -> None:
+    program = bind({"shout": shout, "make": make}, {"things": STRICT})
+    stores = program.stores()
+    table = pa.table(
+        {
+            "time": [0, 1, 2, 3],
+            "kind": ["make", "shout", "shout", "make"],
+            "who": ["a", "a", "b", "c"],
+            "name": ["x", "hey", "nobody", "z"],
+        }
+    )
+    line = shout.tree.body[0].lineno + 1
+    with pytest.warns(RuleInterpreted, match=rf"'shout' runs interpreted: line {line}: abort with a reason"):
+        outcome = program.run(table, stores)
+    assert outcome.outputs["reason"].to_pylist() == [None, None, "nobody: b", None]
+    assert outcome.outputs["r0"].to_pylist() == [None, "hey!!!", None, None]
+    found = {row["key"]: (row["name"], row["n"]) for row in stores["things"].snapshot().to_pylist()}
+    assert found == {"a": ("hey!!!", 9), "c": ("z", 0)}
+    assert "interpreted: line" in program.explain()
+
+
+def test_the_interpreter_gives_what_the_compiler_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    from millpond.txn import codegen
+    from millpond.txn._code import CannotCompile
+
+    rng = np.random.default_rng(5)
+    columns = {
+        "src": rng.integers(0, 5, 200),
+        "dst": rng.integers(0, 5, 200),
+        "amount": rng.choice([0, 1, 7, -3, HIGHEST, -HIGHEST - 1], 200),
+    }
+    kinds = rng.choice(["transfer", "divide"], 200)
+    outcomes = []
+    for interpreted in (False, True):
+        program = bind({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
+        stores = started(program, _1=100, _2=HIGHEST)
+        if interpreted:
+            monkeypatch.setattr(
+                codegen, "check", lambda function, _: CannotCompile(function.found.tree, "asked")
+            )
+            with pytest.warns(RuleInterpreted):
+                out = program.run(events(kind=kinds, **columns), stores)
+        else:
+            out = program.run(events(kind=kinds, **columns), stores)
+        outcomes.append((out.outputs, stores["accounts"].snapshot()))
+    assert outcomes[0][0].equals(outcomes[1][0])
+    assert outcomes[0][1].equals(outcomes[1][1])
+    assert len(set(outcomes[0][0]["reason"].to_pylist())) > 3
+
+
+def test_a_program_travels_as_text() -> None:
+    import msgspec
+
+    program = bind({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
+    text = msgspec.json.encode(program.message)
+    again = load_program(msgspec.json.decode(text, type=txn.ProgramCode))
+    stores, others = started(program, _1=50), started(again, _1=50)
+    table = events(kind=["transfer", "divide"], src=[1, 1], dst=[2, 2], amount=[20, 4])
+    assert program.run(table, stores).outputs.equals(again.run(table, others).outputs)
+    assert balances(stores) == balances(others)
+
+
+def test_bad_events_change_nothing() -> None:
+    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(program, _1=50)
+    good = {"src": [1], "dst": [2], "amount": [1]}
+    with pytest.raises(UnknownKind, match="'pay'"):
+        program.run(events(kind=["pay"], **good), stores)
+    with pytest.raises(WrongColumn, match="'amount'"):
+        program.run(events(src=[1], dst=[2]), stores)
+    with pytest.raises(NullTime):
+        program.run(pa.table({"time": pa.array([None], pa.int64()), **good}), stores)
+    with pytest.raises(BadOption, match="none of serial"):
+        program.run(events(**good), stores, plan="fast")
+    assert balances(stores) == {1: 50}
+
+
+def test_the_function_itself_is_plain_python() -> None:
+    class Account:
+        balance = 5
+
+    with pytest.raises(Aborted, match="insufficient"):
+        transfer({1: Account()}, 1, 1, 9)
+
+
+def test_an_empty_epoch_gives_an_empty_table() -> None:
+    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    out = program.run(
+        events(src=np.empty(0, int), dst=np.empty(0, int), amount=np.empty(0, int)), program.stores()
+    )
+    assert out.outputs.num_rows == 0
+    assert out.outputs.schema.field("r0").type == pa.int64()
+
+
+def test_tables_are_copied_exported_and_loaded() -> None:
+    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(program, _3=1, _1=100)
+    copy = stores["accounts"].copy()
+    run(program, stores, src=[1], dst=[9], amount=[10])
+    assert copy.snapshot().to_pylist() == [{"key": 1, "balance": 100}, {"key": 3, "balance": 1}]
+    other = program.stores()
+    other["accounts"].load(stores["accounts"].export())
+    assert other["accounts"].snapshot().equals(stores["accounts"].snapshot())
+    assert len(other["accounts"]) == 3
+    other["accounts"].validate()
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        (TableSpec("double", "x long"), BadType),
+        (TableSpec("a long, b long", "x long"), BadType),
+        (TableSpec("long", "x array<long>"), BadType),
+        (TableSpec("long", "x long, y long", {"x": 1}), WrongColumn),
+    ],
+)
+def test_table_types_are_checked(spec: TableSpec, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        bind({}, {"t": spec})
+
+
+def test_a_value_of_another_type_than_its_column_is_refused_with_the_line() -> None:
+    program = bind({"make": make}, {"things": STRICT})
+    with pytest.raises(
+        BadTransaction, match=rf"line {make.tree.body[0].lineno}: things\[who\].name is a string column"
+    ):
+        run(program, program.stores(), who=["a"], name=[1])
