@@ -209,20 +209,22 @@ def answer(pond: PondRecord, query: str, epoch: int, **left: Any) -> PondRecord:
 def test_a_fetcher_in_two_queries_is_held_back_by_what_waits_in_either() -> None:
     pond = answer(fetching(), "one", 0, waiting=1, lowest=10, watermark=50)
     pond = answer(pond, "two", 0, watermark=1000)
+    pond = answer(pond, "two", 1, watermark=1000)
     assert pond.states["s"].fetch_progress == 10
     # While the next epoch runs, what waited still waits.
     pond, _ = decisions.pin(pond, Pin("s", "views", "one", 1), 60)
-    assert decisions.pending(pond, AskPending("s", "views")).rows == 1
-    pond = answer(pond, "two", 1, watermark=2000)
+    assert decisions.pending(pond, AskPending("s", "views"), 60).rows == 1
+    pond = answer(pond, "two", 2, watermark=2000)
     assert pond.states["s"].fetch_progress == 10
     pond = answer(pond, "one", 1, watermark=60)
+    pond = answer(pond, "two", 3)
     assert pond.states["s"].fetch_progress == 2000
 
 
 def test_late_rows_of_a_fetch_are_counted_once() -> None:
     pond = answer(fetching(), "one", 0, late=7)
     pond = answer(pond, "one", 0, late=7)
-    assert decisions.pending(pond, AskPending("s", "views")).late == 7
+    assert decisions.pending(pond, AskPending("s", "views"), 5).late == 7
 
 
 def test_nobody_is_answered_before_the_pond_is_open() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -17,7 +18,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import millpond as mp
-from millpond.errors import EpochChanged, LateRows, NullKey, NullTime, RowsWaiting, WrongColumn, WrongType
+from millpond.errors import (
+    BadOption,
+    EpochChanged,
+    LateRows,
+    NullKey,
+    NullTime,
+    RowsWaiting,
+    WrongColumn,
+    WrongType,
+)
 from millpond.testing import Oracle
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -226,12 +236,35 @@ def test_fetch_progress_follows_the_views_when_a_delay_is_given(pond: mp.Pond, s
     sink: dict[int, list[Any]] = {}
     views = state.fetch(key="k", at="t", into="v", delay=10, name="views").to(collected(sink))
     views(frame(spark, [(1, 50), (1, 45)], "k long, t long"), 0)
-    assert state.progress().fetch == 40
+    assert state.progress().fetch == -math.inf, "the epoch may run again, and ask for what it asked"
+    views(frame(spark, [(1, 50), (1, 45)], "k long, t long"), 0)
+    assert sorted(sink[0]) == [(1, 45, 40), (1, 50, 50)]
     # One row waits, and holds F back; one comes too late, and is dropped and counted.
     views(frame(spark, [(1, 120), (1, 39), (1, 60)], "k long, t long"), 1)
     assert sink[1] == [(1, 60, 60)]
     assert (views.pending().rows, views.pending().late) == (1, 1)
+    assert state.progress().fetch == 40
+    views(frame(spark, [], "k long, t long"), 2)
     assert state.progress().fetch == 110
+
+
+def test_an_uncommitted_fetch_with_a_delay_answers_at_once(pond: mp.Pond, spark: SparkSession) -> None:
+    state = pond.state("s", key="long", value="long")
+    update = state.update(key="k", at="t", value="v", name="feed")
+    sink: dict[int, list[Any]] = {}
+    fetch = state.fetch(key="k", at="t", into="v", isolation="uncommitted", delay=10, name="views")
+    views = fetch.to(collected(sink))
+    views(frame(spark, [(1, 50)], "k long, t long"), 0)
+    assert (sink[0], views.pending().rows) == ([], 1), "before the first update nothing is there to read"
+    update(frame(spark, [(1, 10, 7)]), 0)
+    views(frame(spark, [(1, 60)], "k long, t long"), 1)
+    assert sorted(sink[1]) == [(1, 50, 7), (1, 60, 7)]
+
+
+def test_a_delay_is_refused_where_the_rule_needs_the_whole_history(pond: mp.Pond) -> None:
+    state = pond.state("s", key="long", value="long")
+    with pytest.raises(BadOption, match="whole history"):
+        state.fetch(key="k", at="t", rule=mp.count(), delay=5, name="views").to(collected({}))
 
 
 def test_bad_rows_are_typed_errors_and_change_nothing(pond: mp.Pond, spark: SparkSession) -> None:

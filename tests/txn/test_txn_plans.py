@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,13 @@ def deposit(accounts, dst: int, amount: int):  # type: ignore[no-untyped-def]
     if accounts[dst].balance > 3000:
         txn.abort("too rich")
     return accounts[dst].balance
+
+
+@transaction
+def heavy(accounts, dst: int, amount: int):  # type: ignore[no-untyped-def]
+    x = math.exp(amount / 7) + math.log(amount) + math.sin(amount) + math.cos(amount) + math.sqrt(amount)
+    y = math.exp(amount / 9) + math.log(amount + x) + math.sin(x) + math.cos(x) + math.sqrt(x)
+    accounts[dst].balance += int(x + y)
 
 
 @transaction
@@ -195,7 +203,7 @@ def test_a_fault_that_couples_chains_puts_the_epoch_back() -> None:
 
 def test_the_planner_counts_and_chooses() -> None:
     rng = np.random.default_rng(6)
-    program = bind({"deposit": deposit}, {"accounts": LONGS})
+    program = bind({"heavy": heavy}, {"accounts": LONGS})
     few = pa.table({"time": np.arange(10), "dst": np.arange(10), "amount": np.full(10, 5)})
     many = pa.table(
         {"time": np.arange(300_000), "dst": rng.integers(0, 9000, 300_000), "amount": np.full(300_000, 1)}

@@ -301,3 +301,74 @@ def test_a_value_of_another_type_than_its_column_is_refused_with_the_line() -> N
         BadTransaction, match=rf"line {make.tree.body[0].lineno}: things\[who\].name is a string column"
     ):
         run(program, program.stores(), who=["a"], name=[1])
+
+
+@transaction(results="r0 long")
+def odd(things, who: str, n: int):  # type: ignore[no-untyped-def]
+    things[who].n = n
+    return [n, "text", float(n)][n % 3]
+
+
+@transaction(results="said")
+def text(things, who: str, n: int):  # type: ignore[no-untyped-def]
+    things[who].n = n
+    return who
+
+
+@transaction(results="said")
+def number(things, who: str, n: int):  # type: ignore[no-untyped-def]
+    return n
+
+
+def test_a_result_of_another_type_aborts_its_transaction_only() -> None:
+    program = bind({"odd": odd}, {"things": STRICT})
+    stores = program.stores()
+    with pytest.warns(RuleInterpreted):
+        out = run(program, stores, who=["a", "b", "c"], n=[3, 4, 5])
+    assert [row["reason"] for row in out] == [
+        None,
+        "TypeError: the result r0 is a str, not long",
+        "TypeError: the result r0 is a float, not long",
+    ]
+    assert stores["things"].snapshot()["key"].to_pylist() == ["a"]
+
+
+def test_kinds_that_share_a_result_agree_on_its_type() -> None:
+    program = bind({"text": text, "number": number}, {"things": STRICT})
+    stores = program.stores()
+    with pytest.raises(BadTransaction, match="'said' is a long, not a string"):
+        run(program, stores, kind=["text", "number"], who=["a", "b"], n=[1, 2])
+    assert len(stores["things"]) == 0
+
+
+def test_names_of_fields_do_not_meet_those_of_kernels() -> None:
+    @transaction
+    def names(things, st: str, log: list, offsets: list, out0_0: int, k: int):  # type: ignore[no-untyped-def]
+        x1 = 0
+        for flat in log:
+            x1 += flat
+        for i in range(len(offsets)):
+            x1 += offsets[i] * k
+        things[st].n = x1 + out0_0
+        return x1
+
+    program = bind({"names": names}, {"things": STRICT})
+    out = run(program, program.stores(), st=["a"], log=[[1, 2]], offsets=[[10]], out0_0=[100], k=[3])
+    assert out[0]["r0"] == 33
+
+
+def test_what_numba_refuses_after_all_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.core.errors import TypingError
+
+    from millpond.txn import codegen
+
+    def fail(*_: Any) -> Any:
+        raise TypingError("no")
+
+    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(program, _1=100)
+    monkeypatch.setattr(codegen, "kernel", fail)
+    with pytest.warns(RuleInterpreted, match="'transfer' runs interpreted"):
+        out = run(program, stores, src=[1, 1], dst=[2, 2], amount=[70, 70])
+    assert [row["r0"] for row in out] == [30, None]
+    assert balances(stores) == {1: 30, 2: 70}

@@ -37,7 +37,7 @@ class Grammar:
         self.clean = ["i", "j", "n"]
         self.longs = ["i", "j", "n"]
         self.doubles = ["f"]
-        self.lines: list[str] = []
+        self.lines: list[str] = [f"    kept = {self.row('m')}"]
         self.loops = 0
         self.locals = 0
 
@@ -104,7 +104,7 @@ class Grammar:
         self.clean, self.longs, self.doubles = kept
 
     def statement(self, depth: int, indent: str) -> None:
-        kinds = ["write", "write", "augment", "augment", "local", "update", "abort", "row"]
+        kinds = ["write", "write", "augment", "augment", "local", "update", "abort", "row", "alias"]
         kinds += ["if", "if", "for", "for"] if depth else []
         kinds += ["break"] if self.loops else []
         say = lambda line: self.lines.append(indent + line)  # noqa: E731 - short and local
@@ -138,6 +138,8 @@ class Grammar:
             case "update":
                 mine = [name for name in self.longs if name.startswith("v")]
                 say(f"{self.pick(*mine)} += {self.long()}" if mine else "pass")
+            case "alias":
+                say(f"kept.x += {self.long(1)}" if self.draw(st.booleans()) else f"kept = {self.row('m')}")
             case "row":
                 self.locals += 1
                 say(f"r{self.locals} = {self.row('a')}")

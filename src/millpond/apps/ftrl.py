@@ -222,8 +222,8 @@ PREDICTED = "id long, click long, p double, loss double"
 
 def infer(rows: pa.Table) -> pa.Table:
     """From answered rows of whole samples: whether each will be clicked, and the loss once that is known."""
-    predicted = predict(rows)
-    return pa.table({"id": predicted.ids, "click": predicted.click, "p": predicted.p, "loss": predicted.loss})
+    samples = predict(rows)
+    return pa.table({"id": samples.ids, "click": samples.click, "p": samples.p, "loss": samples.loss})
 
 
 # The queries
@@ -264,8 +264,8 @@ def fetch(params: mp.State, mode: str, name: str) -> Fetch:
 class Loss(NamedTuple):
     """The log-loss of so many samples, in sum."""
 
-    samples: int = 0
-    total: float = 0.0
+    samples: int
+    total: float
 
     @property
     def mean(self) -> float:

@@ -1,7 +1,7 @@
 """Flink's side of the adcamp benchmark: a program for an environment that has PyFlink and need not have Millpond.
 
-python -I flink_job.py bench FOLDER    answers the views that `adcamp_flink` has laid out in FOLDER
-python -I flink_job.py late            shows what a version that comes late does to the answers
+python -I flink_job.py bench FOLDER PARALLELISM    answers the views that `adcamp_flink` has laid out in FOLDER
+python -I flink_job.py late                        shows what a version that comes late does to the answers
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SETTINGS = {
     "execution.runtime-mode": "STREAMING",
     "table.local-time-zone": "UTC",
     # As Flink's documentation advises: timers on the heap while they fit there, memory for RocksDB from Flink's own
-    # budget, objects used again, since RocksDB keeps none of them. Mini-batches are left out: they are for aggregations,
-    # and a temporal join takes its rows one by one. There are no checkpoints but the one that ends the job.
+    # budget, objects used again, since RocksDB keeps none of them. Mini-batches are left out: they serve aggregations and
+    # regular joins, and a temporal join takes its rows one by one. No checkpoint is made while views are answered.
     "state.backend.type": "rocksdb",
     "state.backend.rocksdb.timer-service.factory": "HEAP",
     "taskmanager.memory.managed.size": "4g",

@@ -197,7 +197,7 @@ class HeldState:
         """One row per key of a slice: the newest version with time <= `at`."""
         held = self.slices[number]
         with held.lock:
-            newest = held.store.latest(None if at == math.inf else int(at))
+            newest = held.store.latest(None if at == math.inf else int(at), self.keep_from)
         # Compaction keeps the newest value below F, so that a read at F - 1 is right as well.
         self.check_not_below(at + 1)
         return newest
@@ -260,11 +260,15 @@ def lowest_asked(
     below F, under `edges` the neighbours, under a user's own rule whatever the user's reads need. Else it depends on
     all values of its range.
     """
-    kept = ("neighbours",) if spec.update.name == "edges" else ("latest", "as_of")
-    served = rule.name in kept or spec.compact.name == "custom"
-    if served and (lows is None or rule.name == "as_of"):
+    if served_below(rule, spec) and (lows is None or rule.name == "as_of"):
         return int(highs.min())
     return int(lows.min()) + 1 if lows is not None and rule.name != "as_of" else -math.inf
+
+
+def served_below(rule: FetchRule, spec: StateSpec) -> bool:
+    """Whether compaction keeps what the rule needs of the values below F."""
+    kept = ("neighbours",) if spec.update.name == "edges" else ("latest", "as_of")
+    return rule.name in kept or spec.compact.name == "custom"
 
 
 def check_values(update: UpdateRule, schema: pa.Schema, values: Sequence[pa.Array]) -> None:

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from millpond.coordinator.records import (
     EPOCHS_REMEMBERED,
-    PINS_REMEMBERED,
     EpochRecord,
     FetcherRecord,
     PinRecord,
@@ -43,6 +42,7 @@ from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules
 from millpond.times import TIME_MIN, Progress
 from millpond.wire.messages import (
+    DRAINS_MAX,
     Answered,
     AskPending,
     BeginEpoch,
@@ -258,10 +258,13 @@ def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[Pond
     known = next((record for record in pins if (record.epoch, record.drain) == wanted), None)
     if known is None:
         _check_next(pins, message)
-        known = PinRecord(message.epoch, update_progress, fetcher.watermark, drain=message.drain)
-        pins = (*pins, known)[-PINS_REMEMBERED:]
-        fetcher = replace(fetcher, queries={**fetcher.queries, message.query: pins})
-        pond = _with_fetcher(pond, state, message.fetcher, fetcher)
+        late_below = max(fetcher.watermark, fetcher.progress)
+        known = PinRecord(message.epoch, update_progress, late_below, drain=message.drain)
+        pins = _remembered((*pins, known))
+        # The query that was heard of last comes last.
+        others = {query: known for query, known in fetcher.queries.items() if query != message.query}
+        fetcher = replace(fetcher, queries={**others, message.query: pins})
+        pond = _with_fetcher(pond, state, message.fetcher, _progressed(fetcher))
     at = pins.index(known)
     before = pins[at - 1] if at > 0 else None
     return pond, Pinned(
@@ -269,7 +272,33 @@ def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[Pond
         late_below=known.late_below,
         time_kind=state.time_kind,
         previous=(before.epoch, before.drain) if before is not None and before.waiting else None,
+        oldest=(pins[0].epoch, pins[0].drain),
     )
+
+
+def _remembered(pins: tuple[PinRecord, ...]) -> tuple[PinRecord, ...]:
+    """The last two epochs and the drains after them: the last epoch may run again, and needs what was before it."""
+    epochs = [at for at, record in enumerate(pins) if record.drain == 0]
+    return pins[epochs[-2] :] if len(epochs) > 1 else pins
+
+
+def _progressed(fetcher: FetcherRecord) -> FetcherRecord:
+    """The fetcher with its progress: below its watermark, and below all that may still be asked.
+
+    That is what waits, and what the last epoch would ask if it ran again. Of a query whose epochs are all answered, and
+    that was followed by another, none is expected to: it may have been given up.
+    """
+    lowest = [fetcher.watermark]
+    newest = next(reversed(fetcher.queries), None)
+    for query, pins in fetcher.queries.items():
+        last = max((at for at, record in enumerate(pins) if record.drain == 0), default=0)
+        if query == newest or not pins[-1].answered:
+            lowest += [record.late_below for record in pins[last:]]
+            last = max(last - 1, 0)
+        else:
+            last = len(pins) - 1
+        lowest += [record.lowest for record in pins[last:] if record.waiting and record.lowest is not None]
+    return replace(fetcher, progress=max(fetcher.progress, min(lowest)))
 
 
 def _check_next(pins: tuple[PinRecord, ...], message: Pin) -> None:
@@ -277,12 +306,20 @@ def _check_next(pins: tuple[PinRecord, ...], message: Pin) -> None:
     if not pins and message.drain == 0:
         return
     last = pins[-1] if pins else None
-    if last is not None and last.drain and not last.answered:
+    if last is not None and not last.answered and (last.drain or message.drain):
+        what, how = ("a drain", "call drain() again") if last.drain else ("an epoch", "start its query again")
         raise EpochOutOfOrder(
-            f"a drain of fetcher {message.fetcher!r} was interrupted after epoch {last.epoch}",
-            hint="call drain() again first: it goes on where it stopped",
+            f"{what} of fetcher {message.fetcher!r} was interrupted: {last.epoch}",
+            hint=f"{how} first: it goes on where it stopped",
             epoch=message.epoch,
             expected=last.epoch,
+        )
+    if message.drain >= DRAINS_MAX:
+        raise EpochOutOfOrder(
+            f"epoch {message.epoch} was drained {message.drain - 1} times",
+            hint="let the query go on before the next drain",
+            epoch=message.epoch,
+            expected=message.epoch + 1,
         )
     if last is None or (message.epoch, message.drain) not in (
         (last.epoch + 1, 0),
@@ -307,35 +344,44 @@ def answered(pond: PondRecord, message: Answered) -> PondRecord:
     first_time = not pins[-1].answered
     record = replace(pins[-1], answered=True, waiting=message.waiting, lowest=message.lowest)
     queries = {**fetcher.queries, message.query: (*pins[:-1], record)}
-    watermark = max(fetcher.watermark, message.watermark if message.watermark is not None else -math.inf)
-    waiting = [record.lowest for record in _last_answered(queries) if record.lowest is not None]
     fetcher = replace(
         fetcher,
-        progress=max(fetcher.progress, min([watermark, *waiting])),
-        watermark=watermark,
+        watermark=max(fetcher.watermark, message.watermark if message.watermark is not None else -math.inf),
         late=fetcher.late + (message.late if first_time else 0),
         queries=queries,
     )
-    return _with_fetcher(pond, state, message.fetcher, fetcher)
+    return _with_fetcher(pond, state, message.fetcher, _progressed(fetcher))
 
 
-def pending(pond: PondRecord, message: AskPending) -> Pending:
+def pending(pond: PondRecord, message: AskPending, update_progress: Progress) -> Pending:
+    """`update_progress` is U as it is published now."""
     fetcher = _fetcher_of(state_of(pond, message.state), message.fetcher)
     newest = _last_answered(fetcher.queries)
     return Pending(
         rows=sum(record.waiting for record in newest),
         since=min((record.lowest for record in newest if record.lowest is not None), default=None),
         late=fetcher.late,
-        drains={query: drain for query, pins in fetcher.queries.items() if (drain := _next_drain(pins))},
+        drains={
+            query: drain
+            for query, pins in fetcher.queries.items()
+            if (drain := _drain(pins, update_progress))
+        },
+        unfinished=sorted(
+            query for query, pins in fetcher.queries.items() if not pins[-1].answered and not pins[-1].drain
+        ),
     )
 
 
-def _next_drain(pins: tuple[PinRecord, ...]) -> tuple[int, int] | None:
-    """The drain in which the waiting rows of a query can be answered; None if there are none."""
+def _drain(
+    pins: tuple[PinRecord, ...], update_progress: Progress
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """The drain in which the waiting rows of a query can be answered, and the turn that left them."""
     last = pins[-1]
     if last.drain and not last.answered:
-        return last.epoch, last.drain
-    return (last.epoch, last.drain + 1) if last.answered and last.waiting else None
+        return (last.epoch, last.drain), (pins[-2].epoch, pins[-2].drain)
+    if last.answered and last.waiting and update_progress > last.update:
+        return (last.epoch, last.drain + 1), (last.epoch, last.drain)
+    return None
 
 
 def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgress:

@@ -10,7 +10,6 @@ from millpond.times import Progress
 from millpond.wire.messages import StateSpec, writer_id
 
 EPOCHS_REMEMBERED = 64
-PINS_REMEMBERED = 4
 
 
 class EpochRecord(msgspec.Struct, frozen=True):

@@ -217,8 +217,9 @@ class CoordinatorService:
             case AskProgress(state):
                 with self._lock:
                     return self._progress(state)
-            case AskPending():
-                return decisions.pending(self._record, message)
+            case AskPending(state):
+                with self._lock:
+                    return decisions.pending(self._record, message, self._progress(state).update)
             case AskMetrics():
                 return self._metrics()
             case Checkpoint():
@@ -359,9 +360,16 @@ class CoordinatorService:
     def _pin(self, message: Pin) -> Pinned:
         with self._lock:
             record, pinned = decisions.pin(self._record, message, self._progress(message.state).update)
+            moved = record is not self._record and (
+                record.states[message.state].fetch_progress
+                != self._record.states[message.state].fetch_progress
+            )
             if record is not self._record:
                 self._write(record)
-            return pinned
+        if moved:
+            with self._containers.lock:
+                self._tell_progress(message.state)
+        return pinned
 
     def _move_progress(self, state: str, decide: Callable[[PondRecord], PondRecord]) -> None:
         """Carries out a decision that may move U or F; if it does, every container learns it."""

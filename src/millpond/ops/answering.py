@@ -17,11 +17,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from millpond.client.client import Client
+from millpond.errors import BadOption
 from millpond.ops import frames
 from millpond.ops.asking import Asking
 from millpond.ops.tasks import FetchTask, KeepTask
 from millpond.times import Progress, delay_for, parse_duration
-from millpond.wire.messages import LOCAL_QUERY, Answered, AskPending, Pending, Pin, Pinned, Register
+from millpond.wire.messages import (
+    DRAINS_MAX,
+    LOCAL_QUERY,
+    Answered,
+    AskPending,
+    Pending,
+    Pin,
+    Pinned,
+    Register,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -31,7 +41,6 @@ WAITING = "waiting"
 KEPT = "_kept"
 # Arrow's writer knows no intervals and nothing of variants; Spark's own, which takes longer, does.
 NOT_IN_PARQUET = ("interval", "void", "variant")
-DRAINS_MAX = 1024
 
 
 class _Left(NamedTuple):
@@ -96,23 +105,32 @@ class Answering:
                 watermark=self._watermark(frame, seen),
             )
         )
-        self._remove_waiting(query, {(number, drain), pinned.previous})
+        self._remove_waiting(query, pinned.oldest)
 
     def pending(self) -> Pending:
         """How many rows wait, since which time, and how many came too late, as of the last epoch."""
         answer: Pending = self._client.call(AskPending(self._asking.state, self.name))
         return answer
 
-    def drain(self) -> Pending:
+    def drain(self, query: str | None = None) -> Pending:
         """Answers rows that wait, as far as U allows, without a new batch: for a query that has ended.
 
         The function gets them under a number of their own, below zero. Exactly once, as any epoch. Returns what
-        waits still.
+        waits still. `query` is the id of the one to drain, where several queries have used the fetcher's name.
         """
-        for query, turn in self.pending().drains.items():
-            spark = frames.active_session()
-            with frames.as_query(spark, query):
-                self(spark.createDataFrame([], self._kept(spark, query).schema), number_of(*turn))
+        drains = self.pending().drains
+        if query is None and len(drains) > 1:
+            raise BadOption(
+                f"rows of {len(drains)} queries wait at fetcher {self.name!r}",
+                hint=f"drain one after the other: query= one of {', '.join(sorted(drains))}",
+                option="query",
+            )
+        for name, (turn, left) in drains.items():
+            if query in (None, name):
+                spark = frames.active_session()
+                with frames.as_query(spark, name):
+                    schema = self._kept(spark, name, left).schema
+                    self(spark.createDataFrame([], schema), number_of(*turn))
         return self.pending()
 
     def _ready(self, rows: DataFrame, pinned: Pinned) -> Column:
@@ -150,12 +168,15 @@ class Answering:
 
         late = f.coalesce(f.sum(self._late(frame, pinned).cast("long")), f.lit(0))
         facts = [f.max(self._lowest(frame)).alias("newest"), late.alias("late")]
-        if pinned.update == math.inf:
+        # A fetcher without a delay has late rows, too, where its progress was reported.
+        told = self._delay is not None or pinned.late_below > -math.inf
+        whenever = not self._committed and self._asking.low is None and pinned.update > -math.inf
+        if whenever or pinned.update == math.inf:
             # Nothing waits.
-            found = frame.agg(*facts).first() if self._delay is not None else None
+            found = frame.agg(*facts).first() if told else None
             return _Left(0, None), _Seen(None, 0) if found is None else _Seen(*found)
         seen, kept = Observation(), Observation()
-        if self._delay is not None:
+        if told:
             frame = frame.observe(seen, *facts)
         rows = self._with_waiting(frame, pinned, query)
         lowest = f.min(self._lowest(rows)).alias("lowest")
@@ -163,7 +184,7 @@ class Answering:
             kept, f.count(f.lit(1)).alias("rows"), lowest
         )
         write_kept(waiting, path)
-        new = _Seen(None, 0) if self._delay is None else _Seen(seen.get["newest"], seen.get["late"])
+        new = _Seen(seen.get["newest"], seen.get["late"]) if told else _Seen(None, 0)
         return _Left(kept.get["rows"], kept.get["lowest"]), new
 
     def _watermark(self, frame: DataFrame, seen: _Seen) -> Progress | None:
@@ -178,28 +199,21 @@ class Answering:
         return os.path.join(self._folder(query), f"{epoch:012d}.{drain:04d}")
 
     def _kept(
-        self,
-        spark: SparkSession,
-        query: str,
-        turn: tuple[int, int] | None = None,
-        schema: StructType | None = None,
+        self, spark: SparkSession, query: str, turn: tuple[int, int], schema: StructType | None = None
     ) -> DataFrame:
-        """The rows that a turn, or without one the last, left waiting."""
-        last = self._folder(query) if turn is None else self._waiting(query, *turn)
-        if turn is None:
-            last = os.path.join(last, max(os.listdir(last)))
-        with open(os.path.join(last, KEPT)) as file:
-            paths = [os.path.join(last, name) for name in file.read().split()]
+        """The rows that a turn left waiting."""
+        folder = self._waiting(query, *turn)
+        with open(os.path.join(folder, KEPT)) as file:
+            paths = [os.path.join(folder, name) for name in file.read().split()]
         reader = spark.read if schema is None else spark.read.schema(schema)
         return reader.parquet(*paths)
 
-    def _remove_waiting(self, query: str, needed: set[tuple[int, int] | None]) -> None:
-        """Removes what no epoch can ask for any more, not even one that runs again."""
-        kept = {self._waiting(query, *turn) for turn in needed if turn is not None}
+    def _remove_waiting(self, query: str, oldest: tuple[int, int]) -> None:
+        """Removes what no turn can ask for any more, not even one that runs again."""
         with suppress(FileNotFoundError):
             for name in os.listdir(self._folder(query)):
                 path = os.path.join(self._folder(query), name)
-                if path not in kept:
+                if path < self._waiting(query, *oldest):
                     shutil.rmtree(path, ignore_errors=True)
 
 

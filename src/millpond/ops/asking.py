@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.client import Client
-from millpond.container.held import lowest_asked
+from millpond.container.held import lowest_asked, served_below
 from millpond.errors import BadOption
 from millpond.ops.columns import Names, as_names, check_column_name, keys_of, times_of
 from millpond.rules import FetchRule
@@ -95,6 +95,11 @@ class Asking:
         """The columns that it reads, each once."""
         lows = () if self.low is None else (self.low,)
         return list(dict.fromkeys((*self.key, self.high, *lows)))
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether an answer depends on values that compaction, once F has moved, may have let go."""
+        return self.low is None and not served_below(self.rule, self.spec)
 
     def check_into(self, columns: list[str]) -> None:
         for name in self.into:

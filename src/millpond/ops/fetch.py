@@ -48,7 +48,7 @@ class Fetch:
                 hint='isolation="committed" or isolation="uncommitted"',
                 option="isolation",
             )
-        self._isolation = isolation
+        self.isolation = isolation
         self._delay = delay
         self._asking = Asking(spec, key, at, between, into, rule)
         self.name = None if name is None else check_name(name, "the fetcher")
@@ -63,7 +63,13 @@ class Fetch:
             raise BadOption(
                 "a fetch on a stream needs a name", hint='for example name="views"', option="name"
             )
-        committed = self._isolation == "committed"
+        if self._delay is not None and self._asking.needs_history:
+            raise BadOption(
+                f"{self._asking.rule.name}() up to a time reads the whole history, of which a delay lets go",
+                hint="ask between two times, or leave delay= out",
+                option="delay",
+            )
+        committed = self.isolation == "committed"
         return Answering(self._client, self._asking, self.name, self._delay, committed, function)
 
     def now(self, table: pa.Table | DataFrame, waiting: str = "error") -> Any:

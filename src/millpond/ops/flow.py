@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from millpond.client.client import Client
-from millpond.errors import BadOption
+from millpond.errors import BadOption, EpochOutOfOrder
 from millpond.ops import frames
 from millpond.ops.answering import Answering, number_of
 from millpond.ops.fetch import Fetch
@@ -46,8 +46,9 @@ class _Reporting(NamedTuple):
 class Stream:
     """Rows on their way through a flow. Made by `flow.source`, `map` and `ask`."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Flow, repeatable: bool = True) -> None:
         self._flow = flow
+        self._repeatable = repeatable
         self.maps: list[tuple[Callable[[DataFrame], DataFrame], Stream]] = []
         self.updates: list[Update] = []
         self.asks: list[Answering] = []
@@ -56,7 +57,7 @@ class Stream:
 
     def map(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """The stream that the function makes of this one, epoch by epoch."""
-        child = Stream(self._flow)
+        child = Stream(self._flow, self._repeatable)
         self.maps.append((function, child))
         return child
 
@@ -65,6 +66,12 @@ class Stream:
         if not isinstance(update, Update):
             raise BadOption(
                 f"{update!r} is no update", hint="for example stream.into(state.update(...))", option="update"
+            )
+        if not self._repeatable:
+            raise BadOption(
+                "an update cannot follow an uncommitted fetch: when the epoch runs again its rows may be others",
+                hint="write the answers down in a sink, and update from what it wrote",
+                option="update",
             )
         self.updates.append(update)
         return self
@@ -75,7 +82,7 @@ class Stream:
             raise BadOption(
                 f"{fetch!r} is no fetch", hint="for example stream.ask(state.fetch(...))", option="fetch"
             )
-        child = Stream(self._flow)
+        child = Stream(self._flow, self._repeatable and fetch.isolation == "committed")
         self.asks.append(fetch.to(lambda frame, epoch: self._flow.answered(child, frame, epoch)))
         self._flow.fetchers.append(self.asks[-1])
         return child
@@ -88,7 +95,7 @@ class Stream:
     def report(
         self, state: Named, name: str | Sequence[str], *, at: str, delay: str | int | timedelta = 0
     ) -> Self:
-        """After each epoch the fetchers so named will ask for no time below the newest `at` of these rows, less `delay`.
+        """From the next epoch on the fetchers so named ask for no time below the newest `at` of these rows, less `delay`.
 
         Fetch progress may have to come from further down the dataflow than the fetch. Rows that wait in this flow
         hold it back.
@@ -110,6 +117,7 @@ class Flow:
         self.fetchers: list[Answering] = []
         self._sources: list[tuple[DataFrame, Stream]] = []
         self._reported: list[tuple[_Reporting, DataFrame]] = []
+        self._due: tuple[int, list[Report]] = (0, [])
         self._held: list[DataFrame] = []
 
     def source(self, frame: DataFrame) -> Stream:
@@ -142,10 +150,20 @@ class Flow:
     def drain(self) -> list[Pending]:
         """Answers rows that wait at the fetches, as far as U allows: for a flow that has ended. What waits still."""
         turns: dict[str, tuple[int, int]] = {}
+        unfinished: set[str] = set()
         for asking in self.fetchers:
-            for query, turn in asking.pending().drains.items():
+            pending = asking.pending()
+            unfinished.update(pending.unfinished)
+            for query, (turn, _) in pending.drains.items():
                 turns[query] = min(turn, turns.get(query, turn))
         for query, turn in turns.items():
+            if query in unfinished:
+                raise EpochOutOfOrder(
+                    f"flow {self.name!r} was stopped in the middle of epoch {turn[0]}",
+                    hint="start it again first, so that the epoch comes to its end",
+                    epoch=turn[0],
+                    expected=turn[0],
+                )
             spark = self._spark()
             with frames.as_query(spark, query):
                 empty = [(stream, spark.createDataFrame([], frame.schema)) for frame, stream in self._sources]
@@ -195,10 +213,15 @@ class Flow:
 
     def _run(self, sources: list[tuple[Stream, DataFrame]], epoch: int) -> None:
         self._reported, self._held = [], []
+        reported, due = self._due
+        if epoch != reported:
+            # Only now, for Spark might have run that epoch again.
+            for report in due:
+                self.client.call(report)
         try:
             self._pass(self._expanded(sources), epoch)
-            for reporting, frame in self._reported:
-                self._report(reporting, frame)
+            reports = [self._report(reporting, frame) for reporting, frame in self._reported]
+            self._due = (epoch, [report for found in reports for report in found])
         finally:
             for kept in self._held:
                 kept.unpersist()
@@ -224,14 +247,14 @@ class Flow:
                 ask(frame, epoch)
             self._reported += [(reporting, frame) for reporting in stream.reports]
 
-    def _report(self, reporting: _Reporting, frame: DataFrame) -> None:
+    def _report(self, reporting: _Reporting, frame: DataFrame) -> list[Report]:
+        """What is to be said of an epoch, once it cannot run again."""
         from pyspark.sql import functions as f
 
         newest = (frame.agg(f.max(frames.micros(frame.schema, reporting.at))).first() or (None,))[0]
         if newest is None:
-            return
+            return []
         progress = newest - delay_for(frames.kind_of(frame.schema, reporting.at), reporting.delay)
-        waiting = [asking.pending().since for asking in self.fetchers if asking.state == reporting.state]
+        waiting = [asking.pending().since for asking in self.fetchers]
         progress = min(progress, min((since for since in waiting if since is not None), default=math.inf))
-        for name in reporting.names:
-            self.client.call(Report(reporting.state, name, None, progress))
+        return [Report(reporting.state, name, None, progress) for name in reporting.names]

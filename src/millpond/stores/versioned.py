@@ -156,7 +156,8 @@ class VersionedSlice:
         """The oldest time whose values a read from `since` on can see, under a rule that lets them expire."""
         if self.rules.span == 0 or since == SMALLEST_TIME:
             return SMALLEST_TIME
-        return max(since - self.rules.span + 1, SMALLEST_TIME)
+        # One more than reads from `since` on can see: a snapshot is of the moment before.
+        return max(since - self.rules.span, SMALLEST_TIME)
 
     def _retain(self, ids: NDArray[np.int64], since: int) -> None:
         """Of the versions below `since` of these entries keep those that the rule says."""
@@ -278,10 +279,10 @@ class VersionedSlice:
             return reader.made(own, type_, begin, end, total)
         return reader.aggregates(begin, end, total, AGGREGATES[rule.name])
 
-    def latest(self, hi: int | None) -> pa.RecordBatch:
+    def latest(self, hi: int | None, keep_from: int | None = None) -> pa.RecordBatch:
         """The newest version with time <= `hi` (None: of all) of each key that has one: `_key`, `_time`, values.
 
-        Under `edges` one row for each neighbour that is there.
+        Of all there are just those that compaction from `keep_from` on leaves alive, whether it has come by or not. Under `edges` one row for each neighbour that is there.
         """
         count = self.keys
         ids = np.arange(count)
@@ -289,6 +290,8 @@ class VersionedSlice:
         span = self.rules.span
         ageing = bool(span) and hi is not None and _clamped(hi) >= SMALLEST_TIME + span
         los = self._born(None, his) if ageing else None
+        if span and hi is None and self._alive_from(_clamped(keep_from)) > SMALLEST_TIME:
+            los = np.full(count, self._alive_from(_clamped(keep_from)) - 1, np.int64)
         reader = self._reader()
         if self.rules.update.name == "edges":
             begin, end = np.empty(count, np.int64), np.empty(count, np.int64)

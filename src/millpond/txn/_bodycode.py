@@ -30,12 +30,12 @@ class BodyCode(Statements):
         single = self.apart_by_row and self.found.single
         with self.write.under("while True:"):
             self.load_fields()
-            start = f"i * {self.first_frame}" if not self.has_frames else f"k{self.kind}_offsets[i]"
+            start = f"i * {self.first_frame}" if not self.has_frames else f"events_{self.kind}[i]"
             self.write(f"fr0 = {start}")
             if single:
                 slot = self.found.slots[0]
                 self.write(f"own = flat_{self.kind}[fr0 + {slot.place}]")
-                self.write(f"if own >= 0 and (own >> {PART_SHIFT}) % parts != part:")
+                self.write(f"if own >= 0 and (own >> {PART_SHIFT}) & (parts - 1) != part:")
                 self.write("    break")
             if self.block(self.found.tree.body):
                 self.write("break")
@@ -67,7 +67,7 @@ class BodyCode(Statements):
         """Whether the row is this thread's. Where its key is at fault, all threads find that out in due order."""
         found, name = self.found.slots[slot], f"q{slot}"
         self.write(f"{name} = flat_{self.kind}[fr{found.frame} + {found.place}]")
-        return f"{name} < 0 or ({name} >> {PART_SHIFT}) % parts == part"
+        return f"{name} < 0 or ({name} >> {PART_SHIFT}) & (parts - 1) == part"
 
     def row_number(self, node: ast.Subscript, slot: Slot) -> str:
         name = f"r{slot.number}"
@@ -96,7 +96,11 @@ class BodyCode(Statements):
     def bind_row(self, name: str, node: ast.expr) -> None:
         row, _ = self.row(node)
         self.write(f"v_{name}_r = {row}")
-        self.ex.known -= {f"live v_{name}_r", f"made v_{name}_r"}
+
+    def establish(self, fact: str) -> None:
+        """Keeps what holds of a row from here on. Of a variable that holds a row it may not: it can be set again."""
+        if " v_" not in fact:
+            self.ex.known.add(fact)
 
     def cell(self, node: ast.Attribute, table: str) -> tuple[int, Type]:
         found = self.tables[table].columns.get(node.attr)
@@ -120,7 +124,7 @@ class BodyCode(Statements):
             with self.write.under(f"if c_{number}[{row}, 0] == 0:"):
                 self.write(f"detail[e] = {row}")
                 self.leave(FIRST_MISSING + number)
-            self.ex.known.add(f"live {row}")
+            self.establish(f"live {row}")
         array = f"d_{number}" if type_ == "double" else f"c_{number}"
         return self.ex.temporary(type_, f"{array}[{row}, {cell}]{self.ex.loaded(type_)}")
 
@@ -151,7 +155,7 @@ class BodyCode(Statements):
             with self.write.under(f"if c_{layout.number}[{row}, 0] == 0:"):
                 self.log(row, 0, layout.number)
                 self.write(f"c_{layout.number}[{row}, 0] = 1")
-            self.ex.known.add(f"made {row}")
+            self.establish(f"made {row}")
         self.log(row, cell, layout.number)
         array = f"d_{layout.number}" if type_ == "double" else f"c_{layout.number}"
         self.write(f"{array}[{row}, {cell}] = {text}")
@@ -198,7 +202,7 @@ class BodyCode(Statements):
         value = self.ex.value(part)
         type_ = value.type if self.result_types is None else self.result_types[place]
         text = self.ex.converted(node, value, type_).text
-        self.write(f"k{self.kind}_r{place}[i] = {f'to_long({text})' if type_ == 'bool' else text}")
+        self.write(f"out{self.kind}_{place}[i] = {f'to_long({text})' if type_ == 'bool' else text}")
         self.write.depth, self.ex.known = depth, known
         return value.type
 

@@ -27,7 +27,7 @@ class Calls(Expressions):
             case "len", 1:
                 found = self.list_field(node.args[0])
                 if found is not None:
-                    return Value("long", f"n_{found.name}")
+                    return Value("long", f"size_{found.name}")
             case (("min" | "max"), n) if n >= 2:
                 return self.extreme(node, "<" if name == "min" else ">")
             case "abs", 1:

@@ -359,12 +359,12 @@ class Expressions:
             raise CannotCompile(node, "a list index is a long")
         at = self.temporary("long", index.text)
         with self.write.under(f"if {at.text} < 0:"):
-            self.write(f"{at.text} = {at.text} + n_{found.name}")
-        self.write.fail(f"{at.text} < 0 or {at.text} >= n_{found.name}", INDEX)
+            self.write(f"{at.text} = {at.text} + size_{found.name}")
+        self.write.fail(f"{at.text} < 0 or {at.text} >= size_{found.name}", INDEX)
         return self.list_value(found, at.text)
 
     def list_value(self, found: Field, at: str) -> Value:
-        array = f"k{self.kind}_{found.name}[s_{found.name} + {at}]"
+        array = f"k{self.kind}_{found.name}[start_{found.name} + {at}]"
         return self.temporary(found.type, array + self.loaded(found.type))
 
     @staticmethod

@@ -7,6 +7,7 @@ function can come to, and maybe some that it does not.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 
 from millpond.txn._code import CannotCompile, Value
@@ -35,6 +36,7 @@ class KeyCode(Statements):
         self.frame_stack: tuple[int, ...] = (0,)
         self.written = {use.slot for use in self.found.writes}
         self.sites: set[int] = set()
+        self.asked_often = Counter(slot.number for slot in self.found.slot_of.values())
         self.top, self.fails = self.write.depth + 1, self.write.fails
         with self.write.under("while True:"):
             self.load_fields()
@@ -155,7 +157,8 @@ class KeyCode(Statements):
             self.write(f"flat[{at}] = {key.text}")
             return
         number = self.tables[slot.table].number
-        self.write(f"flat[{at}] = {EMITTED}")
+        if self.asked_often[slot.number] > 1 or self.frame_stack[-1] != slot.frame:
+            self.write(f"flat[{at}] = {EMITTED}")
         self.write(f"key_{number}[m_{number}] = {key.text}")
         self.write(f"at_{number}[m_{number}] = {at} * 2 + {int(slot.number in self.written)}")
         self.write(f"m_{number} += 1")

@@ -37,6 +37,7 @@ class _Rounds:
     """A loop under way, and the types that its variables have at the start of each round."""
 
     types: dict[str, Type]
+    rows: dict[str, str]
     wider: dict[str, Type]
 
 
@@ -95,8 +96,8 @@ class Statements:
         for name, found in self.fields.items():
             array = f"k{self.kind}_{name}"
             if found.is_list:
-                self.write(f"s_{name} = {array}_at[i]")
-                self.write(f"n_{name} = {array}_at[i + 1] - s_{name}")
+                self.write(f"start_{name} = o{self.kind}_{name}[i]")
+                self.write(f"size_{name} = o{self.kind}_{name}[i + 1] - start_{name}")
             else:
                 self.ex.env[name] = found.type
                 self.write(f"{self.ex.variable(name, found.type)} = {array}[i]{self.ex.loaded(found.type)}")
@@ -295,7 +296,7 @@ class Statements:
             self.restore(before)
             self.ex.env = dict(start)
             it = self.write.fresh("it")
-            rounds = _Rounds(dict(start), {})
+            rounds = _Rounds(dict(start), dict(before[2]), {})
             self.rounds.append(rounds)
             with self.apart() as lines:
                 if framed:
@@ -317,9 +318,8 @@ class Statements:
             self.write("break")
         self.ex.env = dict(start)
         for name in set_inside:
-            if name not in start or name in before[2]:
+            if name not in start and name not in before[2]:
                 self.ex.maybe.add(name)
-                self.row_of.pop(name, None)
 
     def meet(self, node: ast.stmt) -> None:
         """The end of a round: its variables take the types that the next one, or what follows, expects."""
@@ -329,6 +329,9 @@ class Statements:
                 raise CannotCompile(node, f"{name!r} is set on some paths of a loop only")
             if self.ex.joined(node, [type_, self.ex.env[name]]) != type_:
                 rounds.wider[name] = "double"
+        for name, table in rounds.rows.items():
+            if self.row_of.get(name) != table:
+                raise CannotCompile(node, f"{name!r} is a row of {table!r} in some rounds of a loop only")
         self.convert(self.ex.env, rounds.types)
 
     def iteration(self, node: ast.For) -> tuple[str, list[tuple[str, tuple[Type, str]]]]:
@@ -339,7 +342,7 @@ class Statements:
             raise CannotCompile(node, f"a loop over {ast.unparse(node.target)}")
         targets = [name.id for name in names if isinstance(name, ast.Name)]
         if self.ex.list_field(over) is not None:
-            values, count = [self.of_list(over)], f"n_{self.list_name(over)}"
+            values, count = [self.of_list(over)], f"size_{self.list_name(over)}"
         elif isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and not over.keywords:
             name = over.func.id
             lists = all(self.ex.list_field(a) is not None for a in over.args)
@@ -347,10 +350,10 @@ class Statements:
                 values, count = self.of_range(over)
             elif name == "enumerate" and len(over.args) == 1 and lists:
                 values = [("long", "{it}"), self.of_list(over.args[0])]
-                count = f"n_{self.list_name(over.args[0])}"
+                count = f"size_{self.list_name(over.args[0])}"
             elif name == "zip" and over.args and lists:
                 values = [self.of_list(a) for a in over.args]
-                sizes = [f"n_{self.list_name(a)}" for a in over.args]
+                sizes = [f"size_{self.list_name(a)}" for a in over.args]
                 count = sizes[0] if len(sizes) == 1 else f"min({', '.join(sizes)})"
             else:
                 raise CannotCompile(node, f"a loop over {ast.unparse(over)}")
@@ -369,7 +372,7 @@ class Statements:
         found = self.ex.list_field(node)
         assert found is not None
         name = found.name
-        return found.type, f"k{self.kind}_{name}[s_{name} + {{it}}]" + self.ex.loaded(found.type)
+        return found.type, f"k{self.kind}_{name}[start_{name} + {{it}}]" + self.ex.loaded(found.type)
 
     def of_range(self, node: ast.Call) -> tuple[list[tuple[Type, str]], str]:
         values = [self.ex.number(node, self.ex.value(argument)) for argument in node.args]

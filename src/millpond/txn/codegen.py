@@ -39,9 +39,10 @@ class Function:
 
 @dataclass(frozen=True)
 class KeyKernel:
-    """`(lo, hi, strings, fields...)` gives `flat, end, offsets` and, unless dense, `keys, places, count` per table.
+    """`(lo, hi, room, strings, fields...)` gives `flat, end, offsets` and, unless dense, `keys, places, count` per table.
 
-    A place is doubled, plus one where the function may write to the row.
+    A place is doubled, plus one where the function may write to the row. `room` is for that many places, more is
+    made if need be.
     """
 
     source: str
@@ -137,12 +138,12 @@ longer = numba.njit(nogil=True)(_longer) if JIT_ENABLED else _longer
 
 
 def field_parameters(kind: int, function: Function) -> list[str]:
-    """The names of the arrays of an event's fields; `_at` are the offsets of a list."""
+    """The names of the arrays of an event's fields; `o...` are the offsets of a list."""
     out = []
     for name, field in function.fields.items():
         out.append(f"k{kind}_{name}")
         if field.is_list:
-            out.append(f"k{kind}_{name}_at")
+            out.append(f"o{kind}_{name}")
     return out
 
 
@@ -162,8 +163,8 @@ def _key_kernel(
     fields = field_parameters(kind, function)
     size = code.first_frame
     out = Writer()
-    with out.under(f"def keys(lo, hi, strings, {', '.join(fields)}):"):
-        out(f"flat = np.full((hi - lo) * {size * (2 if code.has_frames else 1)}, {UNKNOWN}, np.int64)")
+    with out.under(f"def keys(lo, hi, room, strings, {', '.join(fields)}):"):
+        out(f"flat = np.full({'room' if code.has_frames else f'(hi - lo) * {size}'}, {UNKNOWN}, np.int64)")
         out(f"offsets = np.empty({'hi - lo' if code.has_frames else '0'}, np.int64)")
         if not dense:
             for number in numbers:
@@ -189,7 +190,7 @@ def _key_kernel(
         if not dense:
             found += [f"{name}_{number}" for number in numbers for name in ("key", "at", "m")]
         out(f"return {', '.join(found)}")
-    return KeyKernel("\n".join(out.lines), ("lo", "hi", "strings", *fields), numbers, dense)
+    return KeyKernel("\n".join(out.lines), ("lo", "hi", "room", "strings", *fields), numbers, dense)
 
 
 @dataclass
@@ -232,8 +233,8 @@ def _body_kernel(
     parameters = ["todo", "kinds", "index", "status", "detail", "strings", "parts", "part"]
     parameters += [f"{name}_{number}" for number in numbers for name in ("c", "d")]
     for kind, (function, one) in enumerate(zip(functions, made, strict=True)):
-        parameters += [*field_parameters(kind, function), f"flat_{kind}", f"k{kind}_offsets"]
-        parameters += [f"k{kind}_r{place}" for place in range(len(one.results))]
+        parameters += [*field_parameters(kind, function), f"flat_{kind}", f"events_{kind}"]
+        parameters += [f"out{kind}_{place}" for place in range(len(one.results))]
     out = Writer()
     with out.under(f"def body({', '.join(parameters)}):"):
         out(f"log_at = np.empty({_LOG_FIRST}, np.int64)")

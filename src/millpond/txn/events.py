@@ -35,7 +35,7 @@ class KindEvents:
             column, name = self.field(field.name), f"k{kind}_{field.name}"
             if field.is_list:
                 offsets = views.offsets_of(column, pa.types.is_large_list(column.type))
-                out[f"{name}_at"] = views.plain(offsets)
+                out[f"o{kind}_{field.name}"] = views.plain(offsets)
                 column = column.values
             out[name] = held(column, field, strings)
         return out

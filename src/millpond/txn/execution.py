@@ -11,13 +11,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.errors import BadTransaction
 from millpond.txn import codegen, grouping, plans
 from millpond.txn._code import COMMITTED, FIRST_ABORT, FIRST_MISSING, REASONS, RETURNED, Type
 from millpond.txn._threads import in_parts
 from millpond.txn.events import Epoch, one
 from millpond.txn.facts import Analysis
-from millpond.txn.interpreter import Interpreted
+from millpond.txn.interpreter import Interpreted, ResultTypes
 from millpond.txn.tables import TableStore
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ Longs = NDArray[np.int64]
 Touched = tuple[Longs, NDArray[np.uint8]]
 _NO_LONGS: Longs = np.empty(0, np.int64)
 _DTYPE: dict[Type, Any] = {"long": np.int64, "double": np.float64, "bool": np.int64, "string": np.int64}
-_ARROW: dict[Type, pa.DataType] = {
+ARROW: dict[Type, pa.DataType] = {
     "long": pa.int64(), "double": pa.float64(), "bool": pa.bool_(), "string": pa.string()
 }  # fmt: skip
 _OTHER = FIRST_ABORT + codegen.ABORTS_PER_KIND * 10_000  # statuses of interpreted aborts
@@ -55,7 +54,7 @@ class Run:
         self.detail = np.zeros(count, np.int64)
         self.kinds = list(program.kinds)
         self.results: dict[int, list[NDArray[Any]]] = {}
-        self.result_types: dict[int, list[Type]] = {}
+        self.result_types: dict[str, Type] = dict(prepared.results)
         self.spoken: dict[int, str] = {}  # reasons that only the interpreter knows
         self._touches: list[tuple[int, Longs | None, Longs, Callable[[], Touched]]] = []
 
@@ -100,9 +99,8 @@ class Run:
             self._resolve(k, number, {**args, **arrays}, args)
             args |= arrays
             types = compiled.results[number]
-            self.result_types[k] = list(types)
             self.results[k] = [np.zeros(len(self.epoch.kinds[k].numbers), _DTYPE[type_]) for type_ in types]
-            args |= {f"k{number}_r{place}": array for place, array in enumerate(self.results[k])}
+            args |= {f"out{number}_{place}": array for place, array in enumerate(self.results[k])}
         return args | self._cells()
 
     def _cells(self) -> dict[str, Any]:
@@ -118,9 +116,13 @@ class Run:
         keys = compiled.keys[number]
         function = codegen.kernel(keys.source, "keys")
         count = len(self.epoch.kinds[k].numbers)
+        facts = self.prepared.functions[self.kinds[k]].found
+        fields = self.prepared.functions[self.kinds[k]].fields.values()
+        lists = [given[f"o{number}_{field.name}"] for field in fields if field.is_list]
 
         def part(lo: int, hi: int) -> Any:
-            return function(lo, hi, *(given[name] for name in keys.parameters[2:]))
+            room = _room(facts, lo, hi, lists)
+            return function(lo, hi, room, *(given[name] for name in keys.parameters[3:]))
 
         found = in_parts(part, count, self.threads)
         ends = [int(out[1]) for out in found]
@@ -128,7 +130,6 @@ class Run:
         flats = [out[0][:end] for out, end in zip(found, ends, strict=True)]
         flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
         offsets = np.concatenate([out[2] + start for out, start in zip(found, starts[:-1], strict=True)])
-        facts = self.prepared.functions[self.kinds[k]].found
         size = facts.frame_sizes[0]
         where = np.flatnonzero(self.epoch.kind_of == k) if len(self.kinds) > 1 else None
         if keys.dense:
@@ -144,7 +145,7 @@ class Run:
                 rows = self.stores[table].resolve(wanted, self.threads)
                 grouping.spread_rows(places, rows, flat)
                 self._note(table, where, rows, partial(_touched, places, offsets, size))
-        args |= {f"flat_{number}": flat, f"k{number}_offsets": offsets}
+        args |= {f"flat_{number}": flat, f"events_{number}": offsets}
 
     def _note(self, table: int, where: Longs | None, rows: Longs, events: Callable[[], Touched]) -> None:
         """Keeps what is needed to tell, should a plan ask, which event touches which row."""
@@ -189,14 +190,17 @@ class Run:
         """In time order: compiled events in runs, the others one by one."""
         stores = dict(zip(self.program.tables, self.stores, strict=True))
         functions: dict[int, Interpreted] = {}
+        results = ResultTypes(self.prepared.results)
         columns: dict[int, list[list[Any]]] = {}
         values: dict[int, list[tuple[Any, ...] | None]] = {}
         for k, kind in enumerate(self.kinds):
             if kind not in numbers and len(self.epoch.kinds[k].numbers):
                 found = self.program.found[kind]
-                functions[k] = Interpreted(self.program.kinds[kind], found, stores)
+                functions[k] = Interpreted(self.program.kinds[kind], found, stores, results)
                 columns[k] = [_plain(self.epoch.kinds[k].field(name)) for name in found.fields]
                 values[k] = [None] * len(self.epoch.kinds[k].numbers)
+        if self.prepared.compiled is not None:
+            self._call(args, np.arange(0))  # compiles, before anything has changed
         is_slow = np.isin(self.epoch.kind_of, list(functions))
         done = 0
         for e in np.flatnonzero(is_slow):
@@ -213,44 +217,32 @@ class Run:
                 self.status[e] = RETURNED
                 values[k][i] = out
         self._compiled_run(args, done, len(self.status))
+        self.result_types = results.types
         for k, rows in values.items():
             self._keep_results(k, rows)
 
     def _compiled_run(self, args: dict[str, Any], start: int, stop: int) -> None:
         if stop > start:
-            assert self.prepared.compiled is not None
-            body = self.prepared.compiled.body
-            given = {**args, **self._cells(), "todo": np.arange(start, stop), "parts": 1, "part": 0}
-            codegen.kernel(body.source, "body")(*(given[name] for name in body.parameters))
+            self._call(args, np.arange(start, stop))
+
+    def _call(self, args: dict[str, Any], todo: Longs) -> None:
+        assert self.prepared.compiled is not None
+        body = self.prepared.compiled.body
+        given = {**args, **self._cells(), "todo": todo, "parts": 1, "part": 0}
+        codegen.kernel(body.source, "body")(*(given[name] for name in body.parameters))
 
     def _keep_results(self, k: int, rows: list[tuple[Any, ...] | None]) -> None:
-        """Results of the interpreter as arrays. Their types are what they have in common."""
-        function = self.program.kinds[self.kinds[k]]
-        self.results[k], self.result_types[k] = [], []
+        """Results of the interpreter as arrays, of the types that it found."""
+        self.results[k] = []
         assert self.strings is not None
-        for place in range(self.program.found[self.kinds[k]].width):
+        for place, name in enumerate(self.program.kinds[self.kinds[k]].result_names):
             given = [None if row is None else row[place] for row in rows]
-            kinds = {type(value) for value in given if value is not None}
-            type_: Type
-            if not kinds or kinds <= {int}:
-                type_ = "long"
-            elif kinds <= {int, float}:
-                type_ = "double"
-            elif kinds == {bool}:
-                type_ = "bool"
-            elif kinds == {str}:
-                type_ = "string"
-            else:
-                names = " and ".join(sorted(kind.__name__ for kind in kinds))
-                raise BadTransaction(
-                    f"transaction {function.name!r} returns {names}", transaction=function.name
-                )
+            type_ = self.result_types.get(name, "long")
             if type_ == "string":
                 array = self.strings.intern(pa.array(["" if value is None else value for value in given]))
             else:
                 array = np.array([0 if value is None else value for value in given], _DTYPE[type_])
             self.results[k].append(array)
-            self.result_types[k].append(type_)
 
     # Outputs
 
@@ -301,16 +293,8 @@ class Run:
         return {name: self._result_column(name, uses) for name, uses in found.items()}
 
     def _result_column(self, name: str, uses: list[tuple[int, int]]) -> pa.Array:
-        types: list[Type] = [self.result_types[k][place] for k, place in uses if k in self.result_types]
-        wanted = {self.program.kinds[self.kinds[k]].result_types[place] for k, place in uses} - {None}
-        type_: Type = types[0] if types else "long"
-        if set(types) == {"long", "double"}:
-            type_ = "double"
-        elif len(set(types)) > 1:
-            raise BadTransaction(
-                f"the result {name!r} is a {types[0]} in one kind and a {types[-1]} in another",
-                hint='name the results apart, as in @transaction(results="balance")',
-            )
+        type_ = self.result_types.get(name, "long")
+        declared = [self.program.kinds[self.kinds[k]].result_types[place] for k, place in uses]
         values = np.zeros(self.epoch.count, _DTYPE[type_])
         valid = np.zeros(self.epoch.count, np.bool_)
         returned = self.status == RETURNED
@@ -327,7 +311,13 @@ class Run:
             )
         else:
             out = pa.array(values != 0 if type_ == "bool" else values, mask=~valid)
-        return out.cast(next(iter(wanted))) if len(wanted) == 1 else out.cast(_ARROW[type_])
+        return out.cast(next((found for found in declared if found is not None), ARROW[type_]))
+
+
+def _room(facts: Analysis, lo: int, hi: int, lists: list[Longs]) -> int:
+    """Places for the keys of events: enough where each loop goes over a list once, a guess where not."""
+    items = max((int(offsets[hi] - offsets[lo]) for offsets in lists), default=0)
+    return (hi - lo) * facts.frame_sizes[0] + max(items, hi - lo) * sum(facts.frame_sizes[1:])
 
 
 def _touched_densely(facts: Analysis, count: int) -> Touched:
@@ -370,5 +360,5 @@ def _plain(column: pa.Array) -> list[Any]:
 
 def _weight(tree: ast.FunctionDef) -> float:
     """Steps of a function beyond its touches of rows, in nanoseconds, roughly."""
-    cost = {ast.BinOp: 1.0, ast.Compare: 1.0, ast.Div: 8.0, ast.FloorDiv: 8.0, ast.Mod: 8.0, ast.Call: 5.0}
+    cost = {ast.BinOp: 1.0, ast.Compare: 1.0, ast.Div: 8.0, ast.FloorDiv: 8.0, ast.Mod: 8.0, ast.Call: 10.0}
     return sum(cost.get(type(node), 0.0) for node in ast.walk(tree))

@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from millpond.errors import Aborted, BadTransaction
 from millpond.txn._arithmetic import HIGHEST, LOWEST, RANGE_STEPS_MAX
 from millpond.txn._code import OVERFLOW, REASONS, STEPS, ZERO, Type
@@ -100,13 +102,43 @@ class Table:
         return found
 
 
+_TYPE_OF: dict[type, Type] = {bool: "bool", int: "long", float: "double", str: "string"}
+
+
+class ResultTypes:
+    """The types of result columns. One that is not declared is that of the first value that it gets."""
+
+    def __init__(self, declared: Mapping[str, Type]) -> None:
+        self._declared = declared
+        self.types: dict[str, Type] = dict(declared)
+
+    def fit(self, name: str, value: Any) -> Any:
+        """The value, if its column can take it: longs make place for doubles where nothing is declared."""
+        plain = value.item() if isinstance(value, np.generic) else value
+        given = _TYPE_OF.get(type(plain))
+        wanted = self.types.setdefault(name, given) if given is not None else None
+        if given == "double" and wanted == "long" and name not in self._declared:
+            self.types[name] = "double"
+        elif given is None or (given != wanted and (given, wanted) != ("long", "double")):
+            raise TypeError(
+                f"the result {name} is a {type(value).__name__}, not {self.types.get(name, 'a number')}"
+            )
+        return plain
+
+
 class Interpreted:
     """A function made ready to run over stores, event by event."""
 
     def __init__(
-        self, function: TransactionFunction, found: Analysis, stores: Mapping[str, TableStore]
+        self,
+        function: TransactionFunction,
+        found: Analysis,
+        stores: Mapping[str, TableStore],
+        results: ResultTypes,
     ) -> None:
         self._log = Log()
+        self._names = function.result_names
+        self._results = results
         self._tables = {name: Table(name, stores[name], self._log) for name in found.tables}
         self._found = found
         self._function = _loaded(function)
@@ -120,7 +152,8 @@ class Interpreted:
             if results is not None and len(results) != self._found.width:
                 raise TypeError(f"{len(results)} values returned, not {self._found.width}")
             if results is not None:
-                results = tuple(_checked(value) for value in results)
+                named = zip(self._names, results, strict=True)
+                results = tuple(self._results.fit(name, _checked(value)) for name, value in named)
         except Aborted as aborted:
             reason = aborted.message
         except ZeroDivisionError:

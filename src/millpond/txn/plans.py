@@ -34,15 +34,15 @@ PLANS: tuple[str, ...] = get_args(Plan)
 Longs = NDArray[np.int64]
 
 # Nanoseconds, measured once; they need not be right, only in proportion.
-_EVENT_NS = 5.0
-_TOUCH_NS = 5.0
+_EVENT_NS = 2.0
+_TOUCH_NS = 2.5
 _MISS_NS = 25.0  # more, per touch of a table that no cache holds
 _CACHE_BYTES = 4 << 20
-_SPLIT_NS = 3.0  # to share out one event
+_SPLIT_NS = 12.0  # to share out one event
 _SCAN_NS = 2.0  # to pass over a touch of another thread's key
-_JOIN_NS = 8.0  # to join the keys of one touch
-_ROUND_NS = 9.0  # to find the round by one touch
-_BARRIER_NS = 60_000.0
+_JOIN_NS = 20.0  # to join the keys of one touch
+_ROUND_NS = 40.0  # to find the round by one touch
+_BARRIER_NS = 100_000.0
 _COPY_NS_PER_BYTE = 0.3
 _WIDE = 4096  # events in a round that are worth waking threads for
 
@@ -178,13 +178,16 @@ def _run_apart(work: Work, figures: Figures) -> None:
     assert work.apart is not None
     kept = [store.keep() if w else None for store, w in zip(work.stores, work.written, strict=True)]
     todo = np.arange(work.events)
-    statuses = [np.zeros(work.events, np.int32) for _ in range(work.threads)]
+    parts = 1 << (
+        work.threads.bit_length() - 1
+    )  # a power of two: to divide would cost more than most operations
+    statuses = [np.zeros(work.events, np.int32) for _ in range(parts)]
 
     def part(number: int) -> None:
         assert work.apart is not None
-        _call(work, work.apart, todo, parts=work.threads, part=number, status=statuses[number])
+        _call(work, work.apart, todo, parts=parts, part=number, status=statuses[number])
 
-    in_threads([partial(part, number) for number in range(work.threads)])
+    in_threads([partial(part, number) for number in range(parts)])
     merged = np.stack(statuses)
     failed = merged.max(axis=0)
     alone = np.array(work.single)[work.kind_of]

@@ -9,15 +9,16 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from numba.core.errors import NumbaError
 
 from millpond.errors import BadTransaction, RuleInterpreted
 from millpond.txn import codegen
-from millpond.txn._code import Field
+from millpond.txn._code import Field, Type
 from millpond.txn.events import field_of, take_apart
-from millpond.txn.execution import Run
+from millpond.txn.execution import ARROW, Run
 from millpond.txn.facts import Analysis
 from millpond.txn.functions import TransactionCode, TransactionFunction, load
-from millpond.txn.tables import TableSpec, TableStore, new_stores
+from millpond.txn.tables import TableSpec, TableStore, new_stores, type_of
 
 
 class ProgramCode(msgspec.Struct, frozen=True):
@@ -47,6 +48,7 @@ class Prepared:
     functions: Mapping[str, codegen.Function]
     slow: Mapping[str, str]
     compiled: codegen.Compiled | None
+    results: Mapping[str, Type]  # of result columns, as far as they are known
 
 
 class Program:
@@ -57,6 +59,10 @@ class Program:
     """
 
     def __init__(self, kinds: Mapping[str, TransactionFunction], tables: Mapping[str, TableSpec]) -> None:
+        if not tables:
+            raise BadTransaction(
+                "a program needs a table", hint='as in bind(kinds, {"accounts": TableSpec(...)})'
+            )
         self.kinds = dict(kinds)
         self.tables = dict(tables)
         self.layouts = {name: spec.layout(number) for number, (name, spec) in enumerate(tables.items())}
@@ -119,7 +125,13 @@ class Program:
             {name: e.table.schema for name, e in zip(self.kinds, epoch.kinds, strict=True)}
         )
         run = Run(self, prepared, epoch, stores, threads)
-        figures = run.execute(plan)
+        try:
+            figures = run.execute(plan)
+        except NumbaError as error:  # raised before anything has run
+            why = f"line 0: {str(error).splitlines()[0][:200]}"
+            prepared = Prepared({}, self._warned(dict.fromkeys(prepared.functions, why)), None, {})
+            run = Run(self, prepared, epoch, stores, threads)
+            figures = run.execute(plan)
         return Outcome(run.outputs(), figures)
 
     def prepare(self, schemas: Mapping[str, pa.Schema]) -> Prepared:
@@ -158,18 +170,51 @@ class Program:
             else:
                 functions[kind] = function
         compiled = self._compiled(functions, slow)
+        self._warned(slow)
+        return Prepared(functions, slow, compiled, self._result_types(functions, compiled))
+
+    def _result_types(
+        self, functions: Mapping[str, codegen.Function], compiled: codegen.Compiled | None
+    ) -> dict[str, Type]:
+        """The types of result columns. Kinds that share a name agree: long and double make double."""
+        out: dict[str, Type] = {}
+        declared: dict[str, Type] = {}
+        for function in self.kinds.values():
+            for name, type_ in zip(function.result_names, function.result_types, strict=True):
+                found = None if type_ is None else type_of(type_)
+                if found is not None and (pa.types.is_timestamp(type_) or type_ == ARROW[found]):
+                    declared[name] = found
+                elif type_ is not None:
+                    raise self._bad_result(name, str(type_), "long, double, boolean, timestamp or string")
+        for number, kind in enumerate(functions):
+            assert compiled is not None
+            for name, given in zip(self.kinds[kind].result_names, compiled.results[number], strict=True):
+                before = out.setdefault(name, given)
+                if {before, given} == {"long", "double"}:
+                    out[name] = "double"
+                elif before != given:
+                    raise self._bad_result(name, given, f"{before}, as in another kind")
+        for name, wanted in declared.items():
+            if out.get(name, wanted) != wanted and (out[name], wanted) != ("long", "double"):
+                raise self._bad_result(name, out[name], wanted)
+        return out | declared
+
+    def _bad_result(self, name: str, given: str, wanted: str) -> BadTransaction:
+        return BadTransaction(
+            f"the result {name!r} is a {given}, not a {wanted}",
+            hint='results are named and typed as in @transaction(results="balance long, fee double")',
+        )
+
+    def _warned(self, slow: dict[str, str]) -> dict[str, str]:
         for kind, why in slow.items():
-            warnings.warn(
-                f"transaction {self.kinds[kind].name!r} runs interpreted: {why}",
-                RuleInterpreted,
-                stacklevel=4,
-            )
-        return Prepared(functions, slow, compiled)
+            text = f"transaction {self.kinds[kind].name!r} runs interpreted: {why}"
+            warnings.warn(text, RuleInterpreted, stacklevel=5)
+        return slow
 
     def _compiled(
         self, functions: dict[str, codegen.Function], slow: dict[str, str]
     ) -> codegen.Compiled | None:
-        if not functions or not self.tables:
+        if not functions:
             return None
         decoupled = not slow and all(not self.found[kind].coupling() for kind in functions)
         return codegen.generate(list(functions.values()), self.layouts, decoupled, alone=len(self.kinds) == 1)

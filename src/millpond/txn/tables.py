@@ -220,6 +220,8 @@ class TableStore:
     def _arrow(self, values: NDArray[Any], type_: pa.DataType, held: Type) -> pa.Array:
         if held == "string":
             return self.strings.take(values).cast(type_)
+        if pa.types.is_date32(type_):
+            values = values.astype(np.int32)
         return pa.array(values != 0 if held == "bool" else values).cast(type_)
 
     def load(self, rows: pa.Table) -> None:

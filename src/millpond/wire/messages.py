@@ -19,6 +19,8 @@ from millpond.usercode import Code
 
 CONTROL_BYTES_MAX = 4 << 20
 BATCH_BYTES_MAX = 512 << 20
+# Drains after one epoch of a fetcher.
+DRAINS_MAX = 1024
 
 # `\Z`, not `$`: a name does not end in a line break either.
 NAME_PATTERN = r"^[a-z0-9_]{1,64}\Z"
@@ -310,12 +312,16 @@ class Pin(Message, frozen=True, tag=True):
 
 
 class Pinned(Message, frozen=True, tag=True):
-    """Rows below `late_below` are too late to be asked. `previous` is the epoch and drain whose waiting rows join."""
+    """Rows below `late_below` are too late to be asked. `previous` is the epoch and drain whose waiting rows join.
+
+    `oldest` is the oldest epoch and drain whose waiting rows may be asked for again.
+    """
 
     update: Progress
     late_below: Progress
     time_kind: str
     previous: tuple[int, int] | None
+    oldest: tuple[int, int]
 
 
 class Answered(Message, frozen=True, tag=True):
@@ -348,13 +354,15 @@ class AskPending(Message, frozen=True, tag=True):
 class Pending(Message, frozen=True, tag=True):
     """Rows of a fetcher that wait for U, since the time `since`, as of its last epoch.
 
-    `drains` are the queries that have such rows, and the epoch and drain in which they can be answered next.
+    `drains` are the queries that have such rows, if U has moved since they were last asked: the epoch and drain in
+    which they can be answered next, and those that left them. `unfinished` queries were stopped in their last epoch.
     """
 
     rows: Count
     since: Progress | None
     late: Count
-    drains: dict[str, tuple[int, int]] = {}
+    drains: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
+    unfinished: list[str] = []
 
 
 class Report(Message, frozen=True, tag=True):
