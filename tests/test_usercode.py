@@ -274,7 +274,10 @@ class Holder:
         5,
         mp.put,
     ],
-    ids=repr,
+    ids=[
+        *("method", "object", "partial", "built-in", "of math", "of numpy", "type"),
+        *("text", "none", "number", "rule not called"),
+    ],
 )
 def test_what_is_no_plain_function_is_no_rule(given: Any) -> None:
     with pytest.raises(BadOption) as caught:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
 
-SECONDS, RATE, KEYS = 30, 1_000, 100_000
+SECONDS, RATE, KEYS = 20, 1_000, 100_000
 MODES = ("bsp", "ssp", "asp")
 STALENESS = 2
 TRAINERS = 2
