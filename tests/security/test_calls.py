@@ -206,6 +206,8 @@ def minimal(kind: Any) -> Any:
             return minimal(types[0])
         case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
             return []
+        case msgspec.inspect.TupleType(item_types=items):
+            return [minimal(item) for item in items]
         case msgspec.inspect.DictType():
             return {}
     raise AssertionError(f"no smallest {info}")

@@ -246,7 +246,7 @@ def test_a_finished_updater_may_replay_and_nothing_else() -> None:
     made.finish("a")
     assert made.update("a", 5, [("k", 10, 0)]).replayed
     unchanged_by(made, EpochChanged, lambda o: o.update("a", 5, []))
-    unchanged_by(made, UpdaterFinished, lambda o: o.update("a", 6, []))
+    unchanged_by(made, UpdaterFinished, lambda o: o.update("a", 6, [("k", 1, 1)]))
     for epoch in (4, 7):
         unchanged_by(made, EpochOutOfOrder, lambda o, epoch=epoch: o.update("a", epoch, []))  # type: ignore[misc]
 

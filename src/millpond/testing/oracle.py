@@ -130,7 +130,7 @@ class Oracle:
         expected = max(updater.epochs) + 1 if updater.epochs else max(epoch, 0)
         if epoch != expected:
             raise EpochOutOfOrder(f"epoch {epoch}, not {expected}", epoch=epoch, expected=expected)
-        if updater.progress == math.inf:
+        if updater.progress == math.inf and rows:
             raise UpdaterFinished(f"{name!r} has finished", name=name)
 
         watermark = updater.progress
