@@ -8,6 +8,7 @@ import itertools
 import linecache
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,24 +35,27 @@ def blocks(document: Path) -> list[tuple[str, str | None]]:
     return pairs
 
 
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.stem)
-def test_every_block_runs(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+def run_blocks(document: Path) -> None:
+    """Runs the blocks of a document in the present directory."""
     names: dict[str, object] = {}
-    before = os.getcwd()
-    os.chdir(tmp_path)
-    try:
-        for number, (code, promised) in enumerate(blocks(document)):
-            out = io.StringIO()
-            # As in a notebook: the source of what a block defines can be found.
-            name = f"<{document.name} block {number}>"
-            linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-            with contextlib.redirect_stdout(out):
-                exec(compile(code, name, "exec"), names)
-            if promised is not None:
-                assert out.getvalue() == promised
-    finally:
-        os.chdir(before)
+    for number, (code, promised) in enumerate(blocks(document)):
+        out = io.StringIO()
+        # As in a notebook: the source of what a block defines can be found.
+        name = f"<{document.name} block {number}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        with contextlib.redirect_stdout(out):
+            exec(compile(code, name, "exec"), names)
+        if promised is not None:
+            assert out.getvalue() == promised, out.getvalue()
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.stem)
+def test_every_block_runs(document: Path, tmp_path: Path) -> None:
+    # In a process of its own: paths of a Spark that runs already lead to where it was started.
+    settings = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, __file__, str(document)]
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_links_between_documents_lead_somewhere() -> None:
@@ -64,3 +68,7 @@ def test_paths_named_in_documents_exist() -> None:
     for document in DOCUMENTS:
         for path in re.findall(r"`((?:tests|src|docs)/[\w/.]+\.\w+)`", document.read_text()):
             assert (REPOSITORY / path).exists(), f"{document.name} names {path}"
+
+
+if __name__ == "__main__":
+    run_blocks(Path(sys.argv[1]))

@@ -26,7 +26,7 @@ import millpond as mp
 from millpond.errors import CorruptFile, PondInUse, Unavailable
 from millpond.testing import Oracle
 
-SOAK_S = float(os.environ.get("MILLPOND_SOAK_SECONDS", "20"))
+SOAK_S = float(os.environ.get("MILLPOND_SOAK_SECONDS", "12"))
 KEYS = 40
 ROWS = 120
 DELAY = 100
