@@ -114,6 +114,14 @@ def test_a_function_does_the_same_where_it_arrives(
     assert travelled(function)(*arguments) == function(*arguments)
 
 
+def test_a_function_may_be_called_top() -> None:
+    def top(old: int, new: int) -> int:
+        most = max(old, new)
+        return most + 0
+
+    assert travelled(top)(2, 3) == 3
+
+
 def test_lambdas_and_closures() -> None:
     local = 11
     plain = lambda old, new: old * local + new  # noqa: E731 - what is tested

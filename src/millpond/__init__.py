@@ -23,6 +23,7 @@ from millpond.rules import (
     ttl,
     values,
 )
+from millpond.txn import abort, transaction
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "RuleInterpreted",
     "State",
     "Stream",
+    "abort",
     "add",
     "as_of",
     "connect",
@@ -48,6 +50,7 @@ __all__ = [
     "put",
     "smallest",
     "total",
+    "transaction",
     "ttl",
     "values",
 ]

@@ -21,12 +21,18 @@ BENCHES = {
     "kernels": "millpond.bench.kernels",
     "adcamp": "millpond.bench.adcamp",
     "growth": "millpond.bench.growth",
+    "transactions": "millpond.bench.transactions",
+    "transactions-sensitivity": "millpond.bench.transactions_sensitivity",
 }
 DEMOS = {
     "adcamp": "millpond.apps.adcamp",
     "pond": "millpond.apps.pond_demo",
     "cycles": "millpond.apps.cycles",
     "ftrl": "millpond.apps.ftrl",
+    "ledger": "millpond.apps.ledger",
+    "bidding": "millpond.apps.bidding",
+    "grep_sum": "millpond.apps.grep_sum",
+    "tolls": "millpond.apps.tolls",
 }
 PEERS = ("duckdb", "networkx", "polars", "redis")
 
@@ -127,10 +133,11 @@ def bench(
 
     peers = {"flink": True} if flink else {}
     results = module.run(quick, lambda line: err.print(line, style="dim", markup=False), **peers)
-    report.print_table(name, results)
+    shown = module if hasattr(module, "print_table") else report
+    shown.print_table(name, results)
     if json is not None:
         report.write_json(json, name, results)
-        for file in report.plot(json.with_suffix(""), name, results):
+        for file in shown.plot(json.with_suffix(""), name, results):
             err.print(f"wrote {file}", style="dim", markup=False)
 
 

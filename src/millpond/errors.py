@@ -89,6 +89,12 @@ class UnknownState(MillpondError, LookupError):
     fields = ("state",)
 
 
+class UnknownTable(MillpondError, LookupError):
+    """The pond, or a group, has no table of that name."""
+
+    fields = ("table",)
+
+
 class UnknownUpdater(MillpondError, LookupError):
     """A name that no updater or fetcher of the state has."""
 
@@ -273,3 +279,9 @@ class Aborted(MillpondError, RuntimeError):
     """A transaction that ended itself: nothing of it remains but the reason."""
 
     fields = ("reason",)
+
+
+class OutputsGone(MillpondError, LookupError):
+    """What an epoch of transactions gave is no longer kept; it took effect, once."""
+
+    fields = ("epoch",)

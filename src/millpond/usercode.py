@@ -216,9 +216,13 @@ class _Captured:
         while tables:
             table = tables.pop()
             tables += table.get_children()
+            # Symbol.is_global takes a function that is called "top" for the module.
+            in_function = table.get_globals() if isinstance(table, symtable.Function) else None
             for symbol in table.get_symbols():
-                if symbol.is_global() and symbol.is_assigned():
-                    raise self._refuse(name, f"sets the global name {symbol.get_name()!r}")
-                if symbol.is_global() and symbol.is_referenced():
-                    used.add(symbol.get_name())
+                name_used = symbol.get_name()
+                is_global = symbol.is_global() if in_function is None else name_used in in_function
+                if is_global and symbol.is_assigned():
+                    raise self._refuse(name, f"sets the global name {name_used!r}")
+                if is_global and symbol.is_referenced():
+                    used.add(name_used)
         return used - {name}

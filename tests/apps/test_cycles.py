@@ -138,10 +138,7 @@ def test_too_dense_a_graph_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    with spark_session("cycles-tests") as session:
-        # Compiling its many small plans would take longer than running them.
-        session.conf.set("spark.sql.codegen.wholeStage", "false")
-        session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    with spark_session("cycles-tests", compiled=False) as session:
         yield session
 
 

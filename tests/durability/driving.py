@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import millpond.client.client
-import millpond.ops.update
+import millpond.ops.committing
 import millpond.testing.local
 from millpond import rules
 from millpond.container.service import ContainerService
@@ -516,6 +516,6 @@ def mortal_containers() -> Iterator[None]:
     """Ponds opened within the block have such containers, and nobody waits between attempts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(millpond.testing.local, "ContainerService", MortalContainer)
-        patch.setattr(millpond.ops.update, "STAGE_PAUSE_S", 0.0)
+        patch.setattr(millpond.ops.committing, "STAGE_PAUSE_S", 0.0)
         patch.setattr(millpond.client.client, "RETRY_PAUSE_S", 0.0)
         yield

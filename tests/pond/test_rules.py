@@ -23,7 +23,7 @@ import millpond.ops.intake
 import millpond.stores.versioned
 from millpond.container.held import HeldState
 from millpond.errors import BadRule, BelowFetchProgress, EpochChanged, RuleFailed, RuleInterpreted
-from millpond.ops.update import Staging
+from millpond.ops.committing import Staged
 from millpond.rules import fetch_rule
 from millpond.stores.folds import Fold
 from millpond.stores.versioned import VersionedSlice
@@ -888,7 +888,7 @@ def test_seq_counts_whatever_the_partitioning_of_rows(pond: LocalPond) -> None:
         state = pond.state(f"s{number}", key="long", value="long", update=shifted)
         feed = state.update(key="k", at="t", value="v", seq="seq", delay=10, name="feed")
 
-        def stage(plan: Any, feed: Any = feed, cuts: Any = cuts) -> Staging:
+        def stage(plan: Any, feed: Any = feed, cuts: Any = cuts) -> Staged:
             receipts = []
             for partition, (start, count) in enumerate(cuts):
                 part = feed._intake.rows(rows.slice(start, count), plan)
@@ -904,7 +904,7 @@ def test_seq_counts_whatever_the_partitioning_of_rows(pond: LocalPond) -> None:
                         message, feed._intake.rows_schema, part.keys, part.times, part.values, part.late
                     )
                 )
-            return Staging(receipts, "long")
+            return Staged(receipts, "long")
 
         feed._commit(0, LOCAL_QUERY, stage)
         state.finish("feed")

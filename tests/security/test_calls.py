@@ -200,6 +200,10 @@ def minimal(kind: Any) -> Any:
             return 0
         case msgspec.inspect.BoolType():
             return False
+        case msgspec.inspect.BytesType():
+            return b""
+        case msgspec.inspect.AnyType() | msgspec.inspect.NoneType():
+            return None
         case msgspec.inspect.LiteralType(values=values):
             return values[0]
         case msgspec.inspect.UnionType(types=types):

@@ -271,7 +271,7 @@ def test_an_empty_epoch_gives_an_empty_table() -> None:
 def test_tables_are_copied_exported_and_loaded() -> None:
     program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
     stores = started(program, _3=1, _1=100)
-    copy = stores["accounts"].copy()
+    copy = stores["accounts"].copy(stores["accounts"].strings.copy())
     run(program, stores, src=[1], dst=[9], amount=[10])
     assert copy.snapshot().to_pylist() == [{"key": 1, "balance": 100}, {"key": 3, "balance": 1}]
     other = program.stores()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SPANS_H = {3: 48, 4: 24, 5: 12}
 """The length of a cycle, and how many hours before its last edge the others may be."""
 
-SECONDS, RATE, KEYS = 30, 1_000, 10_000
+SECONDS, RATE, KEYS = 20, 1_000, 10_000
 HOURS_A_SECOND = 8  # of event time
 LINE_EVERY_S = 2
 START_S = 1_767_225_600  # event time begins at 2026-01-01T00:00:00Z
@@ -67,7 +67,10 @@ def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS) -> bool:
     edges = edge_stream(seconds * rate, seconds * HOURS_A_SECOND, keys)
     with tempfile.TemporaryDirectory(prefix="millpond-cycles-") as folder:
         out.print("starting Spark and a pond (the first time, kernels are compiled) ...")
-        with spark_session("cycles") as spark, mp.open(os.path.join(folder, "pond"), spark=spark) as pond:
+        with (
+            spark_session("cycles", compiled=False) as spark,
+            mp.open(os.path.join(folder, "pond"), spark=spark) as pond,
+        ):
             detection = Detection(spark, pond, folder)
             try:
                 detection.send(edges[:rate])
@@ -149,7 +152,8 @@ class Detection:
         self._found: dict[tuple[int, int], int] = {}
         self.forward = neighbours(pond, "forward")
         self.backward = neighbours(pond, "backward")
-        os.makedirs(os.path.join(folder, "edges"))
+        for part in ("edges", "cycles"):
+            os.makedirs(os.path.join(folder, part))
         arriving = spark.readStream.schema("time timestamp, src long, dst long, added boolean").parquet(
             os.path.join(folder, "edges")
         )
@@ -180,9 +184,9 @@ class Detection:
         return flow
 
     def _keep(self, found: DataFrame, epoch: int, length: int) -> None:
-        part = os.path.join(self._folder, "cycles", f"length={length}", f"epoch={epoch}")
-        found.write.mode("overwrite").parquet(part)
-        self._found[length, epoch] = pq.read_table(part, columns=["time"]).num_rows
+        cycles = found.toArrow()
+        pq.write_table(cycles, os.path.join(self._folder, "cycles", f"{length} {epoch}.parquet"))
+        self._found[length, epoch] = cycles.num_rows
 
     def send(self, edges: list[Edge]) -> None:
         """One more file for the query to read; it is there whole or not at all."""

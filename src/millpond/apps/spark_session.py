@@ -31,12 +31,17 @@ SETTINGS = {
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}",
 }
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
 
 @contextmanager
 def spark_session(
-    name: str, *, master: str = "local[*]", ui: bool = False, memory: str = "2g"
+    name: str, *, master: str = "local[*]", ui: bool = False, memory: str = "2g", compiled: bool = True
 ) -> Iterator[SparkSession]:
-    """A session on this machine, on all its cores by default; stopped at the end. The settings are `SETTINGS`."""
+    """A session on this machine, on all its cores by default; stopped at the end. The settings are `SETTINGS`.
+
+    Not `compiled`, plans are interpreted: where many of them see few rows each, compiling would take longer.
+    """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -45,7 +50,7 @@ def spark_session(
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(name)
-    for key, value in SETTINGS.items():
+    for key, value in {**SETTINGS, **({} if compiled else INTERPRETED)}.items():
         builder = builder.config(key, value)
     builder = builder.config("spark.ui.enabled", str(ui).lower()).config("spark.driver.memory", memory)
     try:

@@ -13,13 +13,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.client.routing import Portion, arrange, gather, route, split
+from millpond.client.routing import Portion, arrange, counts_of, gather, route, split
 from millpond.errors import BadOption, Moved, Unavailable
 from millpond.stores.keys import Keys
 from millpond.stores.rows import digest_rows, spread
 from millpond.times import Progress
-from millpond.wire.connection import Connection, Dialer
-from millpond.wire.messages import Fetch, Locate, Message, Placement, ReadSlices, Receipt, Stage, Staged
+from millpond.wire.connection import Connection, Dialer, SlicedBatch
+from millpond.wire.messages import (
+    Fetch,
+    FindRows,
+    Locate,
+    Message,
+    Placement,
+    ReadSlices,
+    Receipt,
+    Stage,
+    Staged,
+)
 
 if TYPE_CHECKING:
     from millpond.client.link import Link
@@ -28,7 +38,7 @@ RETRY_S_MAX = 120.0
 RETRY_PAUSE_S = 0.05
 # What goes into one batch: far below the limit of a message, large enough that a slice gets many rows.
 ROWS_MAX = 1 << 20
-# Answers without a fixed width may be much larger than their questions.
+# Answers without a fixed width may be much larger than their questions: so many rows before their width is known.
 WIDE_ROWS_MAX = 1 << 17
 BYTES_MAX = 64 << 20
 _T = TypeVar("_T")
@@ -48,6 +58,8 @@ class Client:
         self._connections: dict[str, Connection] = {}
         self._pool = ThreadPoolExecutor(8, "millpond-client") if parallel else None
         self._closed = False
+        # How many rows of a fetch whose answers have no fixed width fit one batch.
+        self._rows_max: dict[tuple[str, str], int] = {}
 
     def call(self, message: Message) -> Any:
         """Asks the coordinator."""
@@ -108,6 +120,28 @@ class Client:
             time_max=int(times.max()) if len(times) else None,
         )
 
+    def stage_events(
+        self, message: Stage, home: int, events: pa.Table, times: npt.NDArray[np.int64], late: int
+    ) -> Receipt:
+        """Sends a partition's events to the container that has their group."""
+        spans = _parts(len(events), events.nbytes, ROWS_MAX)
+        parts = [
+            batch
+            for start, stop in spans
+            for batch in events.slice(start, stop - start).combine_chunks().to_batches()
+        ]
+
+        def send() -> Any:
+            placement = self.placement()
+            sliced = [SlicedBatch(b, counts_of(home, placement.slices, b.num_rows)) for b in parts]
+            connection = self._connection(placement, placement.owners[home])
+            answer: Any = connection.exchange(message, sliced).message
+            return answer
+
+        staged: Staged = self._retry(send)
+        newest = int(times.max()) if len(times) else None
+        return Receipt(message.partition, message.attempt, staged.rows, late, staged.digest, newest)
+
     def digest(
         self,
         partition: int,
@@ -140,9 +174,23 @@ class Client:
             return self._fetch_part(message, asked, keys.part(start, stop), low, highs[start:stop])
 
         fixed = all(pa.types.is_primitive(field.type) for field in schema)
-        spans = _parts(len(highs), keys.nbytes, ROWS_MAX if fixed else WIDE_ROWS_MAX)
-        parts = [self._retry(partial(ask, start, stop)) for start, stop in spans]
+        parts: list[list[pa.Array]] = []
+        done = 0
+        while done < len(highs):
+            rows_max = ROWS_MAX if fixed else self._rows_max.get((message.state, message.rule), WIDE_ROWS_MAX)
+            stop = min(len(highs), done + _rows_of(len(highs), keys.nbytes, rows_max))
+            parts.append(self._retry(partial(ask, done, stop)))
+            if not fixed:
+                self._learn(message, parts[-1], stop - done)
+            done = stop
         return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(schema)]
+
+    def _learn(self, message: Fetch, answers: Sequence[pa.Array], rows: int) -> None:
+        """How many rows to ask at once, by the size of what they were answered."""
+        width = max(1, sum(column.nbytes for column in answers) // rows)
+        fitting = max(WIDE_ROWS_MAX, min(ROWS_MAX, BYTES_MAX // width))
+        asked = message.state, message.rule
+        self._rows_max[asked] = min(fitting, self._rows_max.get(asked, fitting))
 
     def _fetch_part(
         self,
@@ -179,6 +227,22 @@ class Client:
             )
 
         return self._retry(ask)
+
+    def ask_home(self, home: int, ask: Callable[[Connection], _T]) -> _T:
+        """Asks the container that serves a slice."""
+
+        def work() -> _T:
+            placement = self.placement()
+            return ask(self._connection(placement, placement.owners[home]))
+
+        return self._retry(work)
+
+    def find_rows(self, message: FindRows, home: int, keys: pa.RecordBatch) -> pa.Table:
+        """The rows of a table whose keys are there."""
+        sliced = SlicedBatch(keys, counts_of(home, self.placement().slices, keys.num_rows))
+        batch = self.ask_home(home, lambda connection: connection.exchange(message, [sliced]).batch)
+        assert batch is not None
+        return pa.Table.from_batches([batch])
 
     def close(self) -> None:
         self._closed = True
@@ -226,5 +290,10 @@ class Client:
 
 def _parts(rows: int, nbytes: int, rows_max: int) -> list[tuple[int, int]]:
     """Cuts rows of so many bytes in all into spans that each fit a batch."""
-    step = max(1, min(rows_max, rows * BYTES_MAX // max(nbytes, 1)))
+    step = _rows_of(rows, nbytes, rows_max)
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def _rows_of(rows: int, nbytes: int, rows_max: int) -> int:
+    """How many of so many rows, of so many bytes in all, fit a batch."""
+    return max(1, min(rows_max, rows * BYTES_MAX // max(nbytes, 1)))

@@ -76,3 +76,10 @@ def gather(
     if len(portions) > 1 and not np.array_equal(positions, np.arange(len(positions))):
         places = inverse(positions)[places]
     return [restore(parts, places) for parts in zip(*(answer.columns for answer in answers), strict=True)]
+
+
+def counts_of(home: int, pond_slices: int, rows: int) -> npt.NDArray[np.int32]:
+    """The per-slice counts of a batch of events: all for the home."""
+    counts = np.zeros(pond_slices, np.int32)
+    counts[home] = rows
+    return counts

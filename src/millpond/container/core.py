@@ -13,29 +13,15 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from millpond.container.held import HeldState, Runner, run_serially
+from millpond.container.group import HeldGroup
+from millpond.container.held import HeldState, Record, Runner, run_serially
 from millpond.errors import BadMessage, StageLost, UnknownState
 from millpond.rules import FetchRule
-from millpond.stores.rows import digest_rows
 from millpond.wire.connection import SlicedBatch
-from millpond.wire.messages import Apply, Prepare, Prepared, Stage, Staged, StateSpec
+from millpond.wire.messages import Apply, GroupSpec, Prepare, Prepared, Spec, Stage, Staged
 
 # Of one partition: the one that counts, its speculative twin, and some zombies.
 ATTEMPTS_KEPT = 8
-
-
-class Record(NamedTuple):
-    """One epoch's rows in this container, as the log keeps them."""
-
-    state: str
-    writer: str
-    epoch: int
-    digest: int
-    batches: list[SlicedBatch]
-
-    @property
-    def rows(self) -> int:
-        return sum(batch.num_rows for batch, _ in self.batches)
 
 
 class Append(NamedTuple):
@@ -62,48 +48,72 @@ class Core:
     """Bookkeeping is guarded by one lock, held briefly; the work on slices by a lock each."""
 
     def __init__(
-        self, container: int, term: int, slices: list[int], pond_slices: int, run: Runner = run_serially
+        self,
+        container: int,
+        term: int,
+        slices: list[int],
+        pond_slices: int,
+        run: Runner = run_serially,
+        threads: int = 1,
     ) -> None:
         self.container = container
         self.term = term
         self.owned = sorted(slices)
         self.pond_slices = pond_slices
-        self.states: dict[str, HeldState] = {}
+        self.states: dict[str, HeldState | HeldGroup] = {}
         self.vector: dict[str, dict[str, int]] = {}
         self.rows_applied = 0
         self.rows_fetched = 0
+        self.threads = threads
         self._run = run
         self._lock = threading.Lock()
         self._staged: dict[tuple[str, str, int], dict[tuple[int, int], StagedPart]] = {}
         self._pending: dict[tuple[str, str], Append] = {}
         self._seq = 0
 
-    def add_state(self, spec: StateSpec) -> HeldState:
+    def add_state(self, spec: Spec) -> HeldState | HeldGroup:
         with self._lock:
             if spec.name not in self.states:
-                self.states[spec.name] = HeldState(spec, self.owned, self.pond_slices)
+                self.states[spec.name] = (
+                    HeldGroup(spec, self.owned, self.pond_slices, self.threads)
+                    if isinstance(spec, GroupSpec)
+                    else HeldState(spec, self.owned, self.pond_slices)
+                )
                 self.vector[spec.name] = {}
             held = self.states[spec.name]
+        if isinstance(held, HeldGroup) and isinstance(spec, GroupSpec):
+            held.extend(spec)
         if held.spec != spec:
             raise BadMessage(f"state {spec.name} is held here with another schema")
         return held
 
-    def state(self, name: str) -> HeldState:
+    def held(self, name: str) -> HeldState | HeldGroup:
         try:
             return self.states[name]
         except KeyError:
             raise UnknownState(f"there is no state {name!r} in this pond", state=name) from None
 
+    def state(self, name: str) -> HeldState:
+        held = self.held(name)
+        if isinstance(held, HeldGroup):
+            raise UnknownState(f"{name!r} is a group of tables, not a state", state=name)
+        return held
+
+    def group(self, name: str) -> HeldGroup:
+        held = self.held(name)
+        if isinstance(held, HeldState):
+            raise UnknownState(f"{name!r} is a state, not a group of tables", state=name)
+        return held
+
     # An epoch's way in
 
     def stage(self, message: Stage, batches: Iterator[SlicedBatch]) -> Staged:
         """Keeps rows aside. The same attempt sent again replaces what it sent before."""
-        state = self.state(message.state)
+        held = self.held(message.state)
         kept: list[SlicedBatch] = []
         digest = 0
         for sliced in batches:
-            keys = state.check_rows(sliced)
-            digest += digest_rows(keys, sliced.batch.column(1).to_numpy(), sliced.batch.columns[2:])
+            digest += held.digest(sliced)
             kept.append(sliced)
         digest %= 1 << 64
         with self._lock:
@@ -120,7 +130,7 @@ class Core:
 
     def prepare(self, message: Prepare) -> Append | Prepared:
         """The record to append, or the answer itself if the same rows are prepared already."""
-        self.state(message.state)
+        self.held(message.state)
         with self._lock:
             applied = self.vector[message.state].get(message.writer, -1)
             if message.epoch <= applied:
@@ -138,9 +148,10 @@ class Core:
                 message.epoch,
                 sum(part.digest for part in chosen if part) % (1 << 64),
                 [sliced for part in chosen if part for sliced in part.batches],
+                message.transactions,
             )
             pending = self._pending.get((message.state, message.writer))
-            if pending and pending.record.epoch == record.epoch and pending.record.digest == record.digest:
+            if pending and _same(pending.record, record):
                 return self._prepared(pending.record)
             self._seq += 1
             return Append(self._seq, record)
@@ -169,7 +180,7 @@ class Core:
 
     def apply(self, message: Apply) -> int:
         """Makes a prepared epoch visible; an epoch that is visible already changes nothing. Returns its rows."""
-        state = self.state(message.state)
+        held = self.held(message.state)
         with self._lock:
             if message.epoch <= self.vector[message.state].get(message.writer, -1):
                 return 0
@@ -178,7 +189,7 @@ class Core:
             raise StageLost(
                 f"container {self.container} has not prepared epoch {message.epoch}", container=self.container
             )
-        rows = state.insert(message.writer, message.epoch, pending.record.batches, self.owned, self._run)
+        rows = held.apply(pending.record, self.owned, self._run)
         with self._lock:
             self.vector[message.state][message.writer] = message.epoch
             if self._pending.get((message.state, message.writer)) is pending:
@@ -193,7 +204,7 @@ class Core:
         The record tells nothing about other slices: their part of the epoch is in another log.
         """
         among = sorted(set(self.owned) & set(logged))
-        rows = self.state(record.state).insert(record.writer, record.epoch, record.batches, among, self._run)
+        rows = self.held(record.state).apply(record, among, self._run)
         vector = self.vector[record.state]
         vector[record.writer] = max(vector.get(record.writer, -1), record.epoch)
         return rows
@@ -214,8 +225,8 @@ class Core:
         dirty = [
             (name, number)
             for name, state in sorted(self.states.items())
-            for number, held in sorted(state.slices.items())
-            if held.dirty
+            for number in sorted(state.slices)
+            if state.slices[number].dirty
         ]
         return CheckpointPlan(covered, dirty, vector)
 
@@ -227,7 +238,7 @@ class Core:
     def validate(self) -> None:
         """Raises AssertionError if an invariant does not hold. For tests."""
         for name, state in self.states.items():
-            assert sorted(state.slices) == self.owned, name
+            assert sorted(state.slices) == state.places(self.owned), name
             for number, held in state.slices.items():
                 held.store.validate()
                 for writer, epoch in held.vector.items():
@@ -243,3 +254,12 @@ class Core:
 
     def _prepared(self, record: Record) -> Prepared:
         return Prepared(term=self.term, rows=record.rows, digest=record.digest)
+
+
+def _same(prepared: Record, record: Record) -> bool:
+    """Whether two records of a writer are of the same epoch and content, and run by the same program."""
+    return (prepared.epoch, prepared.digest, prepared.transactions) == (
+        record.epoch,
+        record.digest,
+        record.transactions,
+    )

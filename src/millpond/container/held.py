@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,11 @@ from millpond.kernels.hashing import slices_of
 from millpond.rules import FetchRule, UpdateRule
 from millpond.schema import key_kind, parse_ddl
 from millpond.stores.keys import Keys, decode_keys
+from millpond.stores.rows import digest_rows
 from millpond.stores.versioned import Ruleset, VersionedSlice, result_schema
 from millpond.times import TIME_MAX, TIME_MIN, Progress, below_fetch_progress
 from millpond.wire.connection import SlicedBatch
-from millpond.wire.messages import StateSpec
+from millpond.wire.messages import StateSpec, Transactions
 
 KEY, TIME, LOW, SEQ = "_key", "_time", "_low", "_seq"
 
@@ -35,13 +36,43 @@ def run_serially(work: Callable[[Any], None], items: Sequence[Any], rows: int) -
         work(item)
 
 
-class HeldSlice:
+class Record(NamedTuple):
+    """One epoch's rows in this container, as the log keeps them."""
+
+    state: str
+    writer: str
+    epoch: int
+    digest: int
+    batches: list[SlicedBatch]
+    transactions: Transactions | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.num_rows for batch, _ in self.batches)
+
+
+class Store(Protocol):
+    """What a slice holds, as far as checkpoints go."""
+
+    def copy(self) -> Store: ...
+
+    def export(self) -> pa.RecordBatch: ...
+
+    def load(self, batch: pa.RecordBatch) -> None: ...
+
+    def validate(self) -> None: ...
+
+
+_S = TypeVar("_S", bound=Store)
+
+
+class HeldSlice(Generic[_S]):
     """One slice of one State. `vector` is `{writer: newest epoch applied here}`."""
 
     __slots__ = ("dirty", "lock", "snapshot", "store", "vector")
 
-    def __init__(self, store: VersionedSlice) -> None:
-        self.store = store
+    def __init__(self, store: _S) -> None:
+        self.store: _S = store
         self.lock = threading.Lock()
         self.vector: dict[str, int] = {}
         self.dirty = False
@@ -64,6 +95,10 @@ class HeldState:
         self.fetch_progress: Progress = -math.inf
         self.final_below: Progress = -math.inf
 
+    def places(self, owned: Sequence[int]) -> list[int]:
+        """The slices, of those that the container owns, in which this State is."""
+        return list(owned)
+
     def new_store(self) -> VersionedSlice:
         return VersionedSlice(self.key_kind, self.values, self.rules)
 
@@ -83,14 +118,14 @@ class HeldState:
             return None
         return int(min(max(keep_from, TIME_MIN), TIME_MAX))
 
-    def schema_of(self, names: Sequence[str]) -> pa.Schema:
+    def schema_of(self, names: Sequence[str], transactions: Transactions | None = None) -> pa.Schema:
         """The columns of staged rows that have these names: with `_seq` at the end where the updater has one."""
         return self.rows_schema.append(pa.field(SEQ, pa.int64())) if SEQ in names else self.rows_schema
 
     # Rows in
 
-    def check_rows(self, sliced: SlicedBatch) -> Keys:
-        """The batch's keys, if the batch is what this State takes and this container serves."""
+    def digest(self, sliced: SlicedBatch) -> int:
+        """The digest of a batch, if it is what this State takes and this container serves."""
         batch, counts = sliced
         self._check_counts(counts)
         if not batch.schema.equals(self.schema_of(batch.schema.names)):
@@ -105,12 +140,16 @@ class HeldState:
             decode_keys(batch.column(0), self.keys)
         keys = Keys.from_arrow(batch.column(0))
         self._check_routed(keys, counts)
-        return keys
+        return digest_rows(keys, batch.column(1).to_numpy(), batch.columns[2:])
 
-    def insert(
-        self, writer: str, epoch: int, batches: Sequence[SlicedBatch], among: Iterable[int], run: Runner
-    ) -> int:
+    def check_epoch(self, record: Record) -> None:
+        """Its rows were checked one by one."""
+        if record.transactions is not None:
+            raise BadMessage(f"{self.spec.name} is a State: transactions run on tables")
+
+    def apply(self, record: Record, among: Iterable[int], run: Runner) -> int:
         """Applies an epoch's rows to every slice `among` those that has not seen it. Returns the rows applied."""
+        writer, epoch, batches = record.writer, record.epoch, record.batches
         parts: dict[int, list[tuple[int, int, int]]] = {number: [] for number in among}
         for index, (_, counts) in enumerate(batches):
             starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

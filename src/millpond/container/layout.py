@@ -19,11 +19,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millpond.container.core import Record
+from millpond.container.held import Record
 from millpond.errors import CorruptFile
 from millpond.files import Files
 from millpond.files_arrow import durable_names, read_metadata, read_table_file, write_table_file
 from millpond.wire.connection import SlicedBatch
+from millpond.wire.messages import Transactions
 
 CONTAINERS: Final = "containers"
 SNAPSHOTS: Final = "snapshots"
@@ -69,6 +70,7 @@ class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int
     digest: int
     counts: list[list[int]]
+    transactions: Transactions | None = None
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,6 +137,7 @@ def write_record(
         record.epoch,
         record.digest,
         [sliced.counts.tolist() for sliced in record.batches],
+        record.transactions,
     )
     batches = [sliced.batch for sliced in record.batches]
     path = record_path(root, directory, seq)
@@ -147,20 +150,24 @@ def read_record_head(files: Files, root: str, directory: str, seq: int) -> Recor
 
 
 def read_record(
-    files: Files, root: str, directory: str, seq: int, schema_of: Callable[[Sequence[str]], pa.Schema]
+    files: Files,
+    root: str,
+    directory: str,
+    seq: int,
+    schema_of: Callable[[Sequence[str], Transactions | None], pa.Schema],
 ) -> Record:
     path = record_path(root, directory, seq)
     batches, found, metadata = read_table_file(files, path)
     head = _parse(metadata, "record", RecordHead, path)
-    if not found.equals(schema_of(found.names)) or [sum(counts) for counts in head.counts] != [
-        len(batch) for batch in batches
-    ]:
+    if not found.equals(schema_of(found.names, head.transactions)) or [
+        sum(counts) for counts in head.counts
+    ] != [len(batch) for batch in batches]:
         raise CorruptFile(f"{path} does not hold rows of state {head.state}", path=path)
     sliced = [
         SlicedBatch(batch, np.asarray(counts, dtype=np.int32))
         for batch, counts in zip(batches, head.counts, strict=True)
     ]
-    return Record(head.state, head.writer, head.epoch, head.digest, sliced)
+    return Record(head.state, head.writer, head.epoch, head.digest, sliced, head.transactions)
 
 
 def snapshot_directory(root: str, state: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from millpond._memory import keep_freed_memory
 from millpond.container.service import ContainerService
 from millpond.errors import MillpondError
 from millpond.files import OsFiles
@@ -70,6 +71,7 @@ class ThreadRunner:
 def main(root: str, container: int, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to handle
     pa.set_cpu_count(threads)
+    keep_freed_memory()
     _end_with_parent()
     # Shared by all containers for their lifetime: whoever opens the pond next waits until it is free.
     lock = open(os.path.join(root, "containers.lock"), "ab")  # noqa: SIM115 - held until the process ends
@@ -77,7 +79,7 @@ def main(root: str, container: int, threads: int) -> None:
     try:
         with open(os.path.join(root, "token")) as file:
             token = file.read().strip()
-        service = ContainerService(OsFiles(), root, ThreadRunner(threads))
+        service = ContainerService(OsFiles(), root, ThreadRunner(threads), threads)
         server = FlightService(service, token)
     except (MillpondError, OSError) as error:
         _say({"error": type(error).__name__, "message": str(error)})

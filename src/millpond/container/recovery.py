@@ -10,6 +10,7 @@ import os
 from typing import NamedTuple
 
 from millpond.container.core import Core
+from millpond.container.group import HeldGroup
 from millpond.container.layout import (
     CONTAINERS,
     MANIFEST,
@@ -60,7 +61,7 @@ def recover(core: Core, files: Files, root: str, assign: Assign) -> Recovered:
     logs = _read_logs(files, root, manifests, sorted(set(owners.values())), assign)
     for log in logs:
         if log.directory in owners.values():
-            _check_complete(log, root, assign)
+            _check_complete(core, log, root, assign)
     snapshots = _load_snapshots(
         core, files, root, {number: manifests[name] for number, name in owners.items()}
     )
@@ -74,7 +75,7 @@ def recover(core: Core, files: Files, root: str, assign: Assign) -> Recovered:
         for seq, head in sorted(log.heads.items()):
             if seq in log.skipped or not _concerns(head, core, concerned):
                 continue
-            schema_of = core.state(head.state).schema_of
+            schema_of = core.held(head.state).schema_of
             rows += core.replay(read_record(files, root, log.directory, seq, schema_of), concerned)
             records += 1
     for state, writers in assign.decided.items():
@@ -152,9 +153,11 @@ def _undecided(heads: dict[int, RecordHead], assign: Assign) -> set[int]:
     }
 
 
-def _check_complete(log: _Log, root: str, assign: Assign) -> None:
+def _check_complete(core: Core, log: _Log, root: str, assign: Assign) -> None:
     """A slice's last owner must have every decided epoch: in what it stood on, or in its log."""
     for state, writers in assign.decided.items():
+        if not core.held(state).places(log.manifest.slices):
+            continue
         for writer, epoch in writers.items():
             logged = [
                 head.epoch
@@ -174,6 +177,8 @@ def _load_snapshots(core: Core, files: Files, root: str, owners: dict[int, Manif
     loaded = 0
     for name, state in core.states.items():
         for number, manifest in owners.items():
+            if number not in state.slices:
+                continue
             held = state.slices[number]
             held.snapshot = manifest.snapshots.get(name, {}).get(number)
             if held.snapshot:
@@ -187,4 +192,8 @@ def _load_snapshots(core: Core, files: Files, root: str, owners: dict[int, Manif
 
 
 def _concerns(head: RecordHead, core: Core, slices: set[int]) -> bool:
-    return head.state in core.states and any(counts[number] for counts in head.counts for number in slices)
+    """Whether a record has something for these slices. What transactions gave is kept also if they were none."""
+    held = core.states.get(head.state)
+    if isinstance(held, HeldGroup):
+        return held.spec.home in slices
+    return held is not None and any(counts[number] for counts in head.counts for number in slices)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from millpond.container.core import Core, Record
-from millpond.container.held import Runner, run_serially
+from millpond.container.core import Core
+from millpond.container.group import HeldGroup
+from millpond.container.held import HeldSlice, HeldState, Record, Runner, run_serially
 from millpond.container.layout import (
     CONTAINERS,
     Manifest,
@@ -42,10 +43,13 @@ from millpond.wire.messages import (
     Discard,
     Done,
     Fetch,
+    FindRows,
     Message,
     Prepare,
     Prepared,
+    ReadOutputs,
     ReadSlices,
+    ReadTable,
     Stage,
 )
 
@@ -57,10 +61,11 @@ SWEEP_ENTRIES = 4096
 class ContainerService:
     """Serves one container's slices (a `Handler`). Idle until `Assign` tells it which."""
 
-    def __init__(self, files: Files, root: str, run: Runner = run_serially) -> None:
+    def __init__(self, files: Files, root: str, run: Runner = run_serially, threads: int = 1) -> None:
         self._files = files
         self._root = root
         self._run = run
+        self._threads = threads
         self._core: Core | None = None
         self._manifest: Manifest | None = None
         self._directory = ""
@@ -91,7 +96,7 @@ class ContainerService:
                 self.core.apply(message)
                 reach("apply.after")
             case Advance(state, fetch_progress, final_below):
-                self.core.state(state).advance(fetch_progress, final_below)
+                self.core.held(state).advance(fetch_progress, final_below)
             case Checkpoint():
                 self.checkpoint()
             case ContainerStatus():
@@ -109,6 +114,11 @@ class ContainerService:
                 if sliced is None or next(batches, None) is not None:
                     raise BadMessage("questions come as one batch")
                 return Answer(Done(), self.core.fetch(state, FetchRule(rule, code, returns), sliced))
+            case FindRows(group, table):
+                sliced = next(batches, None)
+                if sliced is None:
+                    raise BadMessage("keys come as one batch")
+                return Answer(Done(), self.core.group(group).find(table, sliced.batch))
         raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -116,6 +126,11 @@ class ContainerService:
             case ReadSlices(state, at):
                 held = self.core.state(state)
                 return held.rows_schema, (held.newest(number, at) for number in self.core.owned)
+            case ReadTable(group, table):
+                rows = self.core.group(group).read(table)
+                return rows.schema, iter(rows.to_batches())
+            case ReadOutputs(group, writer, epoch, start, stop):
+                return self.core.group(group).read_outputs(writer, epoch, start, stop)
         raise BadMessage(f"a container does not read for {type(message).__name__}")
 
     @property
@@ -129,7 +144,9 @@ class ContainerService:
     def _assign(self, message: Assign) -> Message:
         if self._core is not None:
             raise BadMessage(f"container {self._core.container} has its slices already")
-        core = Core(message.container, message.term, message.slices, message.pond_slices, self._run)
+        core = Core(
+            message.container, message.term, message.slices, message.pond_slices, self._run, self._threads
+        )
         recovered = recover(core, self._files, self._root, message)
         self._directory = directory_name(message.term, message.container)
         self._files.make_dir(os.path.join(self._root, CONTAINERS, self._directory))
@@ -158,8 +175,10 @@ class ContainerService:
             if isinstance(step, Prepared):
                 return step
             try:
+                core.held(message.state).check_epoch(step.record)
                 self._append(step.seq, step.record)
-            except OSError:
+            except Exception:
+                # Whatever it was: a number that is left out would make the log look as if a record were lost.
                 core.append_failed(step)
                 raise
             self._log_bytes += sum(sliced.batch.nbytes for sliced in step.record.batches)
@@ -170,8 +189,8 @@ class ContainerService:
         return prepared
 
     def _append(self, seq: int, record: Record) -> None:
-        state = self.core.state(record.state)
-        schema = state.schema_of(record.batches[0].batch.schema.names if record.batches else ())
+        names = record.batches[0].batch.schema.names if record.batches else ()
+        schema = self.core.held(record.state).schema_of(names, record.transactions)
         write_record(self._files, self._root, self._directory, seq, record, schema)
 
     # Upkeep
@@ -238,8 +257,8 @@ class ContainerService:
 
     def _snapshot_slice(self, state_name: str, number: int, name: str) -> str | None:
         """Writes one slice; returns the name of the snapshot that it replaces."""
-        state = self.core.state(state_name)
-        held = state.slices[number]
+        state = self.core.held(state_name)
+        held: HeldSlice[Any] = state.slices[number]
         with held.lock:
             started = time.perf_counter()
             copy = held.store.copy()
@@ -261,7 +280,9 @@ class ContainerService:
         core = self.core
         assert self._manifest is not None
         stores = {
-            name: [held.store for held in state.slices.values()] for name, state in list(core.states.items())
+            name: [held.store for held in state.slices.values()]
+            for name, state in list(core.states.items())
+            if isinstance(state, HeldState)
         }
         return ContainerReport(
             term=core.term,
@@ -282,9 +303,14 @@ class ContainerService:
                     "keys": sum(store.keys for store in held),
                     "versions": sum(store.versions for store in held),
                     "bytes": sum(store.nbytes for store in held),
-                    "rule_failures": core.states[name].rules.failures,
+                    "rule_failures": core.state(name).rules.failures,
                 }
                 for name, held in stores.items()
+            },
+            groups={
+                name: state.report()
+                for name, state in list(core.states.items())
+                if isinstance(state, HeldGroup) and state.slices
             },
         )
 

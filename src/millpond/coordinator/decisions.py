@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
+import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.coordinator.records import (
@@ -37,10 +39,12 @@ from millpond.errors import (
     WrongType,
     updater_finished,
 )
+from millpond.programs import TableSpec
 from millpond.rules import CompactRule, UpdateRule
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules
 from millpond.times import TIME_MIN, Progress
+from millpond.txn import Strings, TableStore
 from millpond.wire.messages import (
     DRAINS_MAX,
     Answered,
@@ -49,6 +53,8 @@ from millpond.wire.messages import (
     CommitEpoch,
     EpochCommitted,
     EpochPlan,
+    GroupSpec,
+    OpenTable,
     Pending,
     Pin,
     Pinned,
@@ -82,6 +88,8 @@ def open_state(pond: PondRecord, spec: StateSpec) -> PondRecord:
     if existing is None:
         _check_spec(spec)
         return _with_state(pond, StateRecord(spec))
+    if isinstance(existing.spec, GroupSpec):
+        raise _taken(spec.name, "a group of tables")
     if existing.spec != spec:
         raise SchemaMismatch(
             f"state {spec.name!r} exists with another schema\n"
@@ -93,6 +101,67 @@ def open_state(pond: PondRecord, spec: StateSpec) -> PondRecord:
             requested=describe(spec),
         )
     return pond
+
+
+def open_table(pond: PondRecord, message: OpenTable, owners: Sequence[int]) -> PondRecord:
+    """The pond with that table. A new group gets a home where there are fewest; `owners` of slices say where that is."""
+    groups = [state.spec for state in pond.states.values() if isinstance(state.spec, GroupSpec)]
+    for group in groups:
+        existing = group.tables.get(message.name)
+        if existing is None:
+            continue
+        if existing != message.spec or group.name != message.group:
+            was, wanted = describe_table(existing, group.name), describe_table(message.spec, message.group)
+            raise SchemaMismatch(
+                f"table {message.name!r} exists otherwise\n  existing:  {was}\n  requested: {wanted}",
+                hint="open it as it is, or choose another name",
+                state=message.name,
+                existing=was,
+                requested=wanted,
+            )
+        return pond
+    _check_table(message)
+    record = pond.states.get(message.group)
+    if record is None:
+        home = _new_home([group.home for group in groups], owners)
+        spec = GroupSpec(message.group, home, {message.name: message.spec})
+        return _with_state(pond, StateRecord(spec))
+    if not isinstance(record.spec, GroupSpec):
+        raise _taken(message.group, "a state")
+    tables = {**record.spec.tables, message.name: message.spec}
+    return _with_state(pond, replace(record, spec=replace(record.spec, tables=tables)))
+
+
+def _new_home(homes: Sequence[int], owners: Sequence[int]) -> int:
+    """A slice of the container that is home to the fewest groups; one that is no home yet, if there is."""
+    per_container = Counter(owners[home] for home in homes)
+    container = min(dict.fromkeys(owners), key=lambda owner: per_container[owner])
+    slices = [number for number, owner in enumerate(owners) if owner == container]
+    return min(slices, key=homes.count)
+
+
+def _check_table(message: OpenTable) -> None:
+    spec = message.spec
+    key, columns = pa.schema([spec.key_field]), spec.columns
+    if (format_ddl(key), format_ddl(columns)) != (spec.key, spec.value):
+        raise BadMessage(f"the types of table {message.name!r} are not in their canonical form")
+    if spec.key_field.name in columns.names:
+        raise BadType(
+            f"key and value of table {message.name!r} both have a column {spec.key_field.name!r}",
+            hint="give one of them another name",
+            ddl=spec.key_field.name,
+        )
+    TableStore(spec, Strings())  # a default that does not fit raises
+
+
+def describe_table(spec: TableSpec, group: str) -> str:
+    return f"key={spec.key!r}, value={spec.value!r}, default={spec.default!r}, group={group!r}"
+
+
+def _taken(name: str, what: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{name!r} is {what}", hint="choose another name", state=name, existing=what, requested=name
+    )
 
 
 def _check_spec(spec: StateSpec) -> None:
@@ -401,7 +470,7 @@ def progress(state: StateRecord, held_back: dict[str, Progress]) -> StateProgres
 
 def _check_time_kind(state: StateRecord, message: CommitEpoch) -> None:
     """Another updater's first rows may have come since the epoch began, and settled the kind."""
-    wanted = state.spec.compact.span_kind
+    wanted = None if isinstance(state.spec, GroupSpec) else state.spec.compact.span_kind
     if message.time_kind and wanted and message.time_kind != wanted:
         raise WrongType(
             f"values of state {message.state!r} live for a span of {wanted} time; the times are {message.time_kind}",

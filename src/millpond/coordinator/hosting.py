@@ -115,6 +115,8 @@ class Embedded:
         if sysconfig.get_path("purelib") != _PACKAGE_PARENT:
             paths = [_PACKAGE_PARENT, environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        # Sets of strings keep their order when a user's function runs again, in another process.
+        environment["PYTHONHASHSEED"] = "0"
         if container in self._started_before:
             environment.pop(crashpoints.ENVIRONMENT, None)
         self._started_before.add(container)

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from millpond.times import Progress
-from millpond.wire.messages import StateSpec, writer_id
+from millpond.wire.messages import Spec, writer_id
 
 EPOCHS_REMEMBERED = 64
 
@@ -64,9 +64,9 @@ class FetcherRecord(msgspec.Struct, frozen=True):
 
 
 class StateRecord(msgspec.Struct, frozen=True):
-    """`update_progress` and `fetch_progress` are U and F; neither ever falls."""
+    """Of a State, or of a group of tables. `update_progress` and `fetch_progress` are U and F; neither ever falls."""
 
-    spec: StateSpec
+    spec: Spec
     time_kind: str = ""
     updaters: dict[str, UpdaterRecord] = {}
     fetchers: dict[str, FetcherRecord] = {}

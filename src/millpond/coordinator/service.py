@@ -55,10 +55,12 @@ from millpond.wire.messages import (
     Discard,
     Done,
     EpochCommitted,
+    GroupSpec,
     ListStates,
     Locate,
     Message,
     OpenState,
+    OpenTable,
     Pin,
     Pinned,
     Placement,
@@ -67,9 +69,9 @@ from millpond.wire.messages import (
     Prepared,
     Register,
     Report,
+    Spec,
     StateList,
     StateProgress,
-    StateSpec,
     writer_id,
 )
 
@@ -103,8 +105,8 @@ class CoordinatorService:
         # Whether the journal may hold an entry that is not what is remembered.
         self._in_doubt = False
         self._commit_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
-        # States that every container has been told of.
-        self._told: set[str] = set()
+        # States and groups, as every container has been told of them.
+        self._told: dict[str, Spec] = {}
         self._advanced: dict[str, Advance] = {}
         # Whether every directory of an earlier incarnation is gone; asked at most every TIDY_S.
         self._tidy = False
@@ -196,8 +198,8 @@ class CoordinatorService:
         if not self._open:
             raise Unavailable("the pond is still opening", hint="try again in a moment", address="")
         match message:
-            case OpenState(spec):
-                self._open_state(spec)
+            case OpenState() | OpenTable():
+                self._open_state(message)
             case ListStates():
                 return StateList([state.spec for state in self._record.states.values()])
             case Locate():
@@ -231,13 +233,19 @@ class CoordinatorService:
                 raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
         return Done()
 
-    def _open_state(self, spec: StateSpec) -> None:
+    def _open_state(self, message: OpenState | OpenTable) -> None:
         """Remembers the State, then tells the containers; what failed half-way is done by opening it again."""
         with self._containers.lock:
-            self._change(lambda record: decisions.open_state(record, spec))
-            if spec.name not in self._told:
+            if isinstance(message, OpenTable):
+                name = message.group
+                self._change(lambda record: decisions.open_table(record, message, self._owners))
+            else:
+                name = message.spec.name
+                self._change(lambda record: decisions.open_state(record, message.spec))
+            spec = self._record.states[name].spec
+            if self._told.get(name) != spec:
                 self._containers.tell_all(AddState(spec))
-                self._told.add(spec.name)
+                self._told[name] = spec
 
     def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer:
         raise BadMessage("the coordinator takes no rows: they go to the containers")
@@ -257,7 +265,7 @@ class CoordinatorService:
                 return decisions.replay_epoch(self._record, message)
             writer = writer_id(message.updater, message.query)
             attempts = {receipt.partition: receipt.attempt for receipt in message.receipts}
-            prepare = Prepare(message.state, writer, message.epoch, attempts)
+            prepare = Prepare(message.state, writer, message.epoch, attempts, message.transactions)
             try:
                 committed = self._decide(message, prepare)
             except MillpondError:
@@ -278,7 +286,7 @@ class CoordinatorService:
         if unseen is None:
             return
         self._containers.map(
-            lambda c: self._ask_until_applied(c, unseen.apply, unseen.terms[c]), self._containers.ids
+            lambda c: self._ask_until_applied(c, unseen.apply, unseen.terms[c]), list(unseen.terms)
         )
         reach("publish.before")
         with self._lock:
@@ -296,7 +304,9 @@ class CoordinatorService:
                 if self._in_doubt:
                     self._write(self._record)
         prepared: dict[int, Prepared] = dict(
-            self._containers.map(lambda c: (c, self._ask_or_stage_again(c, prepare)), self._containers.ids)
+            self._containers.map(
+                lambda c: (c, self._ask_or_stage_again(c, prepare)), self._holders(message.state)
+            )
         )
         digest = sum(answer.digest for answer in prepared.values()) % (1 << 64)
         rows = sum(answer.rows for answer in prepared.values())
@@ -319,6 +329,11 @@ class CoordinatorService:
                 {message.updater: watermark},
             )
         return committed
+
+    def _holders(self, state: str) -> list[int]:
+        """The containers that take part in an epoch of a State: all. Of a group, the one that has its home."""
+        spec = self._record.states[state].spec
+        return [self._owners[spec.home]] if isinstance(spec, GroupSpec) else self._containers.ids
 
     def _discard(self, discard: Discard, container: int) -> None:
         """A container that is away has nothing prepared when it comes back."""
@@ -477,6 +492,7 @@ class CoordinatorService:
             },
             containers={container: report.metrics for container, report in reports.items()},
             states=states,
+            groups={name: figures for report in reports.values() for name, figures in report.groups.items()},
         )
 
 

@@ -220,8 +220,7 @@ class Flow:
                 self.client.call(report)
         try:
             self._pass(self._expanded(sources), epoch)
-            reports = [self._report(reporting, frame) for reporting, frame in self._reported]
-            self._due = (epoch, [report for found in reports for report in found])
+            self._due = (epoch, self._reports())
         finally:
             for kept in self._held:
                 kept.unpersist()
@@ -247,14 +246,28 @@ class Flow:
                 ask(frame, epoch)
             self._reported += [(reporting, frame) for reporting in stream.reports]
 
-    def _report(self, reporting: _Reporting, frame: DataFrame) -> list[Report]:
+    def _reports(self) -> list[Report]:
         """What is to be said of an epoch, once it cannot run again."""
-        from pyspark.sql import functions as f
-
-        newest = (frame.agg(f.max(frames.micros(frame.schema, reporting.at))).first() or (None,))[0]
-        if newest is None:
+        if not self._reported:
             return []
-        progress = newest - delay_for(frames.kind_of(frame.schema, reporting.at), reporting.delay)
         waiting = [asking.pending().since for asking in self.fetchers]
-        progress = min(progress, min((since for since in waiting if since is not None), default=math.inf))
-        return [Report(reporting.state, name, None, progress) for name in reporting.names]
+        waits_since = min((since for since in waiting if since is not None), default=math.inf)
+        newest: dict[tuple[int, str], int | None] = {}  # of a frame's column: looked for once
+        reports = []
+        for reporting, frame in self._reported:
+            column = (id(frame), reporting.at)
+            if column not in newest:
+                newest[column] = _newest(frame, reporting.at)
+            time = newest[column]
+            if time is not None:
+                delay = delay_for(frames.kind_of(frame.schema, reporting.at), reporting.delay)
+                progress = min(time - delay, waits_since)
+                reports += [Report(reporting.state, name, None, progress) for name in reporting.names]
+        return reports
+
+
+def _newest(frame: DataFrame, at: str) -> int | None:
+    from pyspark.sql import functions as f
+
+    found = frame.agg(f.max(frames.micros(frame.schema, at))).first()
+    return None if found is None else found[0]

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
+import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.errors import BadOption, WrongColumn, WrongType
-from millpond.ops.intake import Intake
 from millpond.ops.tasks import StageReply, StageTask
 from millpond.times import Progress, TimeKind
 from millpond.wire.messages import EpochPlan, Receipt
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from millpond.client.link import Link
+    from millpond.ops.intake import Intake
+    from millpond.ops.transactions import EventIntake
 
 
 QUERY_ID = "sql.streaming.queryId"
@@ -73,7 +75,7 @@ def link_of(client: Client) -> Link:
 class Staging:
     """Stages a DataFrame's rows, one task a partition; the driver collects the receipts of those that count."""
 
-    def __init__(self, client: Client, intake: Intake, frame: DataFrame) -> None:
+    def __init__(self, client: Client, intake: Intake | EventIntake, frame: DataFrame) -> None:
         check_columns(frame, intake.columns)
         self._link = link_of(client)
         self._intake = intake
@@ -164,3 +166,10 @@ def spark_schema(schema: Any) -> StructType:
 
     converted: StructType = from_arrow_schema(schema)
     return converted
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Spark's types as the workers meet them in Arrow; times in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.client.client import Client
 from millpond.container.held import check_values
 from millpond.errors import BadOption, LateRows, updater_finished
 from millpond.ops.columns import (
@@ -24,7 +26,7 @@ from millpond.ops.columns import (
 from millpond.schema import key_kind, parse_ddl
 from millpond.stores.keys import Keys
 from millpond.times import Progress, TimeKind, delay_for, format_time, parse_duration
-from millpond.wire.messages import EpochPlan, StateSpec, check_name
+from millpond.wire.messages import EpochPlan, Receipt, Stage, StateSpec, check_name, writer_id
 
 
 class Rows(NamedTuple):
@@ -35,6 +37,19 @@ class Rows(NamedTuple):
     values: list[pa.Array]
     kind: TimeKind
     late: int
+
+
+class Part(NamedTuple):
+    """Which rows these are: of a partition of an epoch of a query."""
+
+    query: str
+    epoch: int
+    partition: int
+
+    def stage(self, state: str, updater: str) -> Stage:
+        """The message that announces them, as a new attempt."""
+        writer = writer_id(updater, self.query)
+        return Stage(state, writer, self.epoch, self.partition, attempt=random.getrandbits(62))
 
 
 class Intake:
@@ -51,10 +66,7 @@ class Intake:
         name: str,
         seq: str | None = None,
     ) -> None:
-        if late not in ("drop", "error"):
-            raise BadOption(
-                f"late={late!r} is not a choice", hint='late="drop" or late="error"', option="late"
-            )
+        check_late(late)
         parse_duration(delay)
         self.name = check_name(name, "the updater")
         self.state = spec.name
@@ -90,27 +102,52 @@ class Intake:
         check_values(self.update, self.value_schema, values)
         if self.seq is not None:
             values.append(sequence_of(table, self.seq))
-        if plan.late_below == math.inf and len(times) and not plan.replayed:
-            raise updater_finished(self.state, self.name)
-        late = late_rows(times, plan.late_below)
-        if len(late) == 0:
+        timely = timely_rows(times, plan, kind, self.state, self.name, self._late)
+        if timely is None:
             return Rows(keys, times, values, kind, 0)
-        if self._late == "error" and not plan.replayed:
-            raise LateRows(
-                f"{len(late):,} of {len(times):,} rows are below the watermark"
-                f" {format_time(plan.late_below, kind)} of updater {self.name!r}; nothing was changed",
-                hint='give the updater a longer delay, or late="drop" to count and drop such rows',
-                rows=len(late),
-                watermark=plan.late_below,
-            )
-        timely = np.delete(np.arange(len(times)), late)
         return Rows(
             keys.take(timely),
             times[timely],
             [column.take(pa.array(timely)) for column in values],
             kind,
-            len(late),
+            len(times) - len(timely),
         )
+
+    def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> tuple[Receipt, TimeKind]:
+        """Sends rows to their containers. Those of an epoch that is there already are only compared with it."""
+        rows = self.rows(table, plan)
+        if plan.replayed:
+            receipt = client.digest(part.partition, rows.keys, rows.times, rows.values, rows.late)
+        else:
+            message = part.stage(self.state, self.name)
+            receipt = client.stage(message, self.rows_schema, rows.keys, rows.times, rows.values, rows.late)
+        return receipt, rows.kind
+
+
+def check_late(late: str) -> str:
+    if late not in ("drop", "error"):
+        raise BadOption(f"late={late!r} is not a choice", hint='late="drop" or late="error"', option="late")
+    return late
+
+
+def timely_rows(
+    times: npt.NDArray[np.int64], plan: EpochPlan, kind: TimeKind, state: str, updater: str, late: str
+) -> npt.NDArray[np.int64] | None:
+    """Positions of the rows that are not late; None if all are timely. With `late="error"` a late row is an error."""
+    if plan.late_below == math.inf and len(times) and not plan.replayed:
+        raise updater_finished(state, updater)
+    found = late_rows(times, plan.late_below)
+    if len(found) == 0:
+        return None
+    if late == "error" and not plan.replayed:
+        raise LateRows(
+            f"{len(found):,} of {len(times):,} rows are below the watermark"
+            f" {format_time(plan.late_below, kind)} of updater {updater!r}; nothing was changed",
+            hint='late="drop" counts and drops such rows; an updater with a longer delay waits for them',
+            rows=len(found),
+            watermark=plan.late_below,
+        )
+    return np.delete(np.arange(len(times)), found)
 
 
 def late_rows(times: npt.NDArray[np.int64], late_below: Progress) -> npt.NDArray[np.int64]:

@@ -9,16 +9,19 @@ import gc
 import os
 import random
 from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
 
+from millpond._memory import keep_freed_memory
 from millpond.client.client import Client
 from millpond.client.link import Link
 from millpond.errors import MillpondError, error_named
 from millpond.ops.asking import Asking
-from millpond.ops.intake import Intake
-from millpond.wire.messages import EpochPlan, Receipt, Stage, writer_id
+from millpond.ops.intake import Part
+from millpond.times import TimeKind
+from millpond.wire.messages import EpochPlan, Receipt
 
 # Rows that are asked at once. A slice is then visited with thousands of rows, which find its lines in the cache.
 ASK_ROWS = 1 << 19
@@ -29,6 +32,7 @@ _clients: dict[Link, Client] = {}
 def client_of(link: Link) -> Client:
     """This process's client of the pond."""
     if link not in _clients:
+        keep_freed_memory()
         _clients[link] = link.connect()
         # Spark's workers collect garbage after every task. What was just imported stays, and need not be looked at.
         gc.collect()
@@ -51,12 +55,20 @@ class StageReply(msgspec.Struct, frozen=True):
         return self.receipt
 
 
+class Staging(Protocol):
+    """How an operator's rows go to the containers; plain data that tasks can carry."""
+
+    def stage(
+        self, client: Client, table: pa.Table, plan: EpochPlan, part: Part
+    ) -> tuple[Receipt, TimeKind]: ...
+
+
 class StageTask:
     """For `mapInArrow`: stages a partition and gives one row, the encoded reply."""
 
     schema = "reply binary"
 
-    def __init__(self, link: Link, intake: Intake, plan: EpochPlan, epoch: int, query: str) -> None:
+    def __init__(self, link: Link, intake: Staging, plan: EpochPlan, epoch: int, query: str) -> None:
         self._link = link
         self._intake = intake
         self._plan = plan
@@ -80,19 +92,8 @@ class StageTask:
 
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        intake = self._intake
-        rows = intake.rows(table, self._plan)
-        client = client_of(self._link)
-        if self._plan.replayed:
-            return client.digest(partition, rows.keys, rows.times, rows.values, rows.late)
-        message = Stage(
-            state=intake.state,
-            writer=writer_id(intake.name, self._query),
-            epoch=self._epoch,
-            partition=partition,
-            attempt=random.getrandbits(62),
-        )
-        return client.stage(message, intake.rows_schema, rows.keys, rows.times, rows.values, rows.late)
+        part = Part(self._query, self._epoch, partition)
+        return self._intake.stage(client_of(self._link), table, self._plan, part)[0]
 
 
 class FetchTask:

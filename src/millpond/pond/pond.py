@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import msgspec
+import pyarrow as pa
+from msgspec.structs import replace
 
 from millpond.client.client import Client
-from millpond.errors import BadOption, UnknownState
+from millpond.errors import BadOption, UnknownState, UnknownTable
 from millpond.ops.flow import Flow
+from millpond.ops.transactions import Transactions
 from millpond.pond.state import State
+from millpond.pond.table import Table
+from millpond.programs import TableSpec
 from millpond.rules import (
     CompactRule,
     UpdateRule,
@@ -27,10 +32,13 @@ from millpond.wire.messages import (
     AskMetrics,
     Checkpoint,
     ContainerInfo,
+    GroupSpec,
     ListStates,
     Locate,
     OpenState,
+    OpenTable,
     Placement,
+    Spec,
     StateList,
     StateSpec,
     check_name,
@@ -107,16 +115,89 @@ class Pond:
         self._client.call(OpenState(spec))
         return State(self._client, spec)
 
+    def table(
+        self,
+        name: str,
+        key: str | None = None,
+        value: str | None = None,
+        default: Mapping[str, Any] | None = None,
+        *,
+        group: str = "tables",
+    ) -> Table:
+        """The table of that name, for transactions; made if the pond has none yet. `key` and `value` are DDL strings.
+
+        A key that has no row reads `default`, a value for each column; without a default, reading it aborts the
+        transaction. Tables of one group live together in one container, and may take part in the same
+        transactions; another group may live in another container. Without `key` and `value` the table must exist.
+        """
+        check_name(name, "the table")
+        if key is None and value is None and default is None:
+            return self._existing_table(name)
+        if key is None or value is None:
+            raise BadOption(
+                f"table {name!r} needs both key= and value=",
+                hint="give both, or neither and no default to get a table as it is",
+                option="key" if key is None else "value",
+            )
+        spec = TableSpec(key, value, None if default is None else dict(default))
+        canonical = replace(spec, key=format_ddl(pa.schema([spec.key_field])), value=format_ddl(spec.columns))
+        self._client.call(OpenTable(check_name(group, "the group"), name, canonical))
+        return self._existing_table(name)
+
+    def tables(self) -> dict[str, Table]:
+        """All tables by name."""
+        found = {
+            name: Table(self._client, spec, name)
+            for spec in self._specs()
+            if isinstance(spec, GroupSpec)
+            for name in spec.tables
+        }
+        return dict(sorted(found.items()))
+
+    def transactions(
+        self,
+        name: str,
+        tables: Sequence[Table | str],
+        kinds: Mapping[str, Callable[..., Any]],
+        *,
+        kind: str = "type",
+        at: str = "ts",
+        seq: str | None = None,
+        late: str = "drop",
+    ) -> Transactions:
+        """An operator `(rows, epoch)` that runs each event as a transaction, exactly once.
+
+        `kinds` are the functions by the value of the column `kind`; with one function the column may be missing.
+        The events of an epoch run as if one after the other in the order of the columns `at` and `seq`. Events
+        older than the newest of the epochs before are late: dropped and counted, or with `late="error"` the epoch is
+        refused. `name` is the operator's, for ever: the same name continues where it stopped.
+        """
+        if isinstance(tables, str | Table):
+            tables = [tables]
+        names = [table.name if isinstance(table, Table) else str(table) for table in tables]
+        specs = self._specs()
+        groups = {table: spec for spec in specs if isinstance(spec, GroupSpec) for table in spec.tables}
+        for table in names:
+            if table not in groups:
+                raise self._unknown_table(table, groups)
+        found = {groups[table].name for table in names}
+        if len(found) != 1:
+            raise BadOption(
+                f"transactions {name!r} need tables of one group, not of {', '.join(sorted(found)) or 'none'}",
+                hint="tables that one transaction touches are made with the same group=",
+                option="tables",
+            )
+        group = groups[names[0]]
+        return Transactions(self._client, group, name, names, kinds, kind=kind, at=at, seq=seq, late=late)
+
     def flow(self, name: str) -> Flow:
         """Several sources, updates and fetches as one streaming query with one checkpoint: see `Flow`."""
         return Flow(self._client, check_name(name, "the flow"))
 
     def states(self) -> dict[str, State]:
         """All States by name."""
-        listed: StateList = self._client.call(ListStates())
-        return {
-            spec.name: State(self._client, spec) for spec in sorted(listed.states, key=lambda spec: spec.name)
-        }
+        specs = {spec.name: spec for spec in self._specs() if isinstance(spec, StateSpec)}
+        return {name: State(self._client, spec) for name, spec in sorted(specs.items())}
 
     def containers(self) -> list[ContainerInfo]:
         """The containers that serve now: id, pid, address, slices."""
@@ -127,7 +208,7 @@ class Pond:
         return dict(enumerate(self._locate().owners))
 
     def metrics(self) -> dict[str, Any]:
-        """Figures of the coordinator, of each container and of each State."""
+        """Figures of the coordinator, of each container, of each State, and of each group of tables and its plans."""
         figures: dict[str, Any] = msgspec.to_builtins(self._client.call(AskMetrics()))
         del figures["type"]
         return figures
@@ -139,6 +220,23 @@ class Pond:
     def _locate(self) -> Placement:
         placement: Placement = self._client.call(Locate())
         return placement
+
+    def _specs(self) -> list[Spec]:
+        listed: StateList = self._client.call(ListStates())
+        return listed.states
+
+    def _existing_table(self, name: str) -> Table:
+        tables = self.tables()
+        if name not in tables:
+            raise self._unknown_table(name, tables)
+        return tables[name]
+
+    def _unknown_table(self, name: str, known: Collection[str]) -> UnknownTable:
+        return UnknownTable(
+            f"there is no table {name!r} in this pond",
+            hint=f"it holds: {', '.join(sorted(known)) or 'none yet'}; to make one, give key= and value=",
+            table=name,
+        )
 
     def _existing(self, name: str) -> State:
         states = self.states()

@@ -1,6 +1,6 @@
-"""`spark.read.format("millpond")`: a State as a DataFrame, one task a container.
+"""`spark.read.format("millpond")`: a State as a DataFrame, one task a container; or a table, in one task.
 
-Options: `state`; `asOf`, an ISO timestamp or an integer (by default the newest final time);
+Options: `state` or `table`; of a State `asOf`, an ISO timestamp or an integer (by default the newest final time);
 `isolation="uncommitted"` for the newest values, final or not; `address` and `token` for a pond other than
 the one that was opened with this session.
 """
@@ -16,12 +16,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from millpond.client.link import Link
-from millpond.errors import BadOption, UnknownState
+from millpond.errors import BadOption, UnknownState, UnknownTable
 from millpond.ops.frames import spark_schema
 from millpond.ops.tasks import client_of
 from millpond.pond.snapshots import kind_of, snapshot_schema, snapshot_table, snapshot_time
+from millpond.pond.table import Table
 from millpond.times import Progress, time_of
-from millpond.wire.messages import AskProgress, ListStates, StateList, StateProgress, StateSpec
+from millpond.wire.messages import AskProgress, GroupSpec, ListStates, StateList, StateProgress, StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -36,10 +37,10 @@ def source_of(link: Link) -> type[DataSource]:
             return "millpond"
 
         def schema(self) -> StructType:
-            return spark_schema(_Reader(link, dict(self.options)).schema())
+            return spark_schema(_reader(link, dict(self.options)).schema())
 
         def reader(self, schema: StructType) -> DataSourceReader:
-            return _Reader(link, dict(self.options))
+            return _reader(link, dict(self.options))
 
     return MillpondSource
 
@@ -51,20 +52,57 @@ class _Part(InputPartition):
         self.at = at
 
 
+def _reader(link: Link, options: dict[str, Any]) -> _Reader | _TableReader:
+    # Spark hands options over in lower case.
+    chosen = {key.lower(): value for key, value in options.items()}
+    known = {"state", "asof", "isolation", "address", "token"}
+    if "table" in chosen:
+        known = {"table", "address", "token"}
+    unknown = set(chosen) - known
+    if unknown:
+        raise BadOption(
+            f"there is no option {min(unknown)!r}",
+            hint="there are: table, address, token"
+            if "table" in chosen
+            else "there are: state, asOf, isolation, address, token; or table",
+            option=min(unknown),
+        )
+    link = Link(chosen["address"], chosen.get("token", "")) if "address" in chosen else link
+    if "table" in chosen:
+        return _TableReader(link, chosen["table"])
+    if "state" not in chosen:
+        raise BadOption("which state, or which table?", hint='.option("state", "campaigns")', option="state")
+    return _Reader(link, chosen)
+
+
+class _TableReader(DataSourceReader):
+    """All rows of a table, as whole epochs left it."""
+
+    def __init__(self, link: Link, table: str) -> None:
+        self._link = link
+        self._table = table
+
+    def schema(self) -> pa.Schema:
+        return self._open().schema
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from self._open().snapshot().to_batches()
+
+    def _open(self) -> Table:
+        client = client_of(self._link)
+        listed: StateList = client.call(ListStates())
+        for spec in listed.states:
+            if isinstance(spec, GroupSpec) and self._table in spec.tables:
+                return Table(client, spec, self._table)
+        raise UnknownTable(f"there is no table {self._table!r} in this pond", table=self._table)
+
+
 class _Reader(DataSourceReader):
-    def __init__(self, link: Link, options: dict[str, Any]) -> None:
-        # Spark hands options over in lower case.
-        chosen = {key.lower(): value for key, value in options.items()}
-        unknown = set(chosen) - {"state", "asof", "isolation", "address", "token"}
-        if unknown:
-            raise BadOption(
-                f"there is no option {min(unknown)!r}",
-                hint="there are: state, asOf, isolation, address, token",
-                option=min(unknown),
-            )
-        if "state" not in chosen:
-            raise BadOption("which state?", hint='.option("state", "campaigns")', option="state")
-        self._link = Link(chosen["address"], chosen.get("token", "")) if "address" in chosen else link
+    def __init__(self, link: Link, chosen: dict[str, Any]) -> None:
+        self._link = link
         self._state = chosen["state"]
         self._as_of = chosen.get("asof")
         self._isolation = chosen.get("isolation", "committed")
@@ -96,7 +134,7 @@ class _Reader(DataSourceReader):
     def _spec(self) -> StateSpec:
         listed: StateList = client_of(self._link).call(ListStates())
         for spec in listed.states:
-            if spec.name == self._state:
+            if isinstance(spec, StateSpec) and spec.name == self._state:
                 return spec
         raise UnknownState(f"there is no state {self._state!r} in this pond", state=self._state)
 

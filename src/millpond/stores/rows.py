@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import WrongType
-from millpond.kernels import digest, hashing, partition
+from millpond.kernels import buffers, digest, hashing, partition
 from millpond.stores import views
 from millpond.stores.keys import Keys
 
@@ -28,6 +28,14 @@ def digest_rows(keys: Keys, times: NDArray[np.int64], values: Sequence[pa.Array]
     digest.fold_words(rows, views.plain(times).view(np.uint64), views.NO_BYTES, 0)
     for value in values:
         _fold(rows, value)
+    return int(digest.total_of(rows))
+
+
+def digest_columns(columns: Sequence[pa.Array]) -> int:
+    """As `digest_rows`, of rows that are columns only."""
+    rows = np.full(len(columns[0]) if columns else 0, _SEED, np.uint64)
+    for column in columns:
+        _fold(rows, column)
     return int(digest.total_of(rows))
 
 
@@ -107,14 +115,22 @@ def spread(values: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.i
 def restore(parts: Sequence[pa.Array], places: NDArray[np.int64]) -> pa.Array:
     """Answers, slice by slice, in the order of the batch whose row i went to `places[i]`."""
     whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    if not (pa.types.is_primitive(whole.type) and whole.type.bit_width == 64):
+    text = views.is_bytes(whole.type)
+    if not text and not (pa.types.is_primitive(whole.type) and whole.type.bit_width == 64):
         return whole.take(pa.array(places))
-    out = np.empty(len(whole), np.int64)
-    partition.gather(_signed(whole), places, out)
     valid = None
     if whole.null_count:
         bits = np.empty((len(whole) + 7) // 8, np.uint8)
         partition.gather_bits(views.validity(whole), whole.offset, places, bits)
         valid = pa.py_buffer(bits)
-    buffers = [valid, pa.py_buffer(out)]
-    return pa.Array.from_buffers(whole.type, len(whole), buffers, null_count=whole.null_count)
+    if text:
+        offsets, data = views.byte_ranges(whole)
+        to = np.empty(len(whole) + 1, np.int64)
+        copied = np.empty(buffers.gather_sizes(offsets, places, to), np.uint8)
+        buffers.gather_bytes(offsets, data, places, to, copied)
+        return views.bytes_array(whole.type, to, copied, valid, whole.null_count)
+    out = np.empty(len(whole), np.int64)
+    partition.gather(_signed(whole), places, out)
+    return pa.Array.from_buffers(
+        whole.type, len(whole), [valid, pa.py_buffer(out)], null_count=whole.null_count
+    )

@@ -20,10 +20,11 @@ Nothing here knows of ponds, Spark or files.
 
 from __future__ import annotations
 
-from millpond.txn.functions import TransactionCode, TransactionFunction, abort, load, transaction
+from millpond.programs import ProgramCode, TableSpec, TransactionCode
+from millpond.txn.functions import TransactionFunction, abort, load, transaction
 from millpond.txn.plans import PLANS
-from millpond.txn.program import Outcome, Program, ProgramCode, bind, load_program
-from millpond.txn.tables import Strings, TableSpec, TableStore, new_stores
+from millpond.txn.program import Outcome, Program, bind, load_program
+from millpond.txn.tables import Strings, TableStore, new_stores
 
 __all__ = [
     "PLANS",

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import ast
 
-from millpond.txn._code import FIRST_MISSING, INDEX, RETURNED, RETURNED_NOTHING, CannotCompile, Type, Value
+from millpond.programs import Type
+from millpond.txn._code import (
+    FIRST_MISSING,
+    FULL,
+    INDEX,
+    RETURNED,
+    RETURNED_NOTHING,
+    CannotCompile,
+    Value,
+)
 from millpond.txn._keycode import checked_key
 from millpond.txn._statements import Statements
 from millpond.txn._syntax import abort_call, reason_of, refuse
 from millpond.txn.facts import Slot
 
+LOG_FIRST = 256  # cells that the log has room for at first
 PART_SHIFT = 5  # rows of one part lie in blocks, so that two threads do not write to one cache line
 
 
@@ -27,6 +37,7 @@ class BodyCode(Statements):
         self.fails_at_start = self.write.fails
         self.fails_at_write: int | None = None
         self.writes_in_loop = False
+        self.logged = 0  # as the text goes
         single = self.apart_by_row and self.found.single
         with self.write.under("while True:"):
             self.load_fields()
@@ -164,10 +175,10 @@ class BodyCode(Statements):
         if not self.logs:
             return
         width = max(layout.width for layout in self.tables.values())
-        if self.rounds:
-            with self.write.under("if n_log == log_at.shape[0]:"):
-                self.write("log_at = longer(log_at, n_log, 2 * n_log, 0)")
-                self.write("log_old = longer(log_old, n_log, 2 * n_log, 0)")
+        self.logged += 1
+        if self.writes_in_loop or self.logged > LOG_FIRST:
+            with self.write.under("if n_log == room:"):
+                self.leave(FULL)
         self.write(f"log_at[n_log] = ({row} * {width} + {cell}) * {len(self.tables)} + {number}")
         self.write(f"log_old[n_log] = c_{number}[{row}, {cell}]")
         self.write("n_log += 1")

@@ -6,17 +6,16 @@ import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
+from millpond.programs import Type
 from millpond.txn._arithmetic import RANGE_STEPS_MAX
-
-Type = Literal["long", "double", "bool", "string"]
 
 # Why an event ended: the values of its status. Missing keys and the user's own reasons follow.
 COMMITTED = 0
 RETURNED = -1
 RETURNED_NOTHING = -2
 OVERFLOW, ZERO, INDEX, NAN, DOMAIN, SHIFT, STEP, STEPS, NULL = range(1, 10)
+FULL = 15  # its log was too short: it is undone, and done again with a longer one
 REASONS = {
     OVERFLOW: "overflow",
     ZERO: "ZeroDivisionError: division by zero",

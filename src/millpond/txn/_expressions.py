@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from millpond.programs import Type
 from millpond.txn._arithmetic import HIGHEST, LOWEST
 from millpond.txn._code import (
     INDEX,
@@ -19,7 +20,6 @@ from millpond.txn._code import (
     ZERO,
     CannotCompile,
     Field,
-    Type,
     Value,
     Writer,
 )

@@ -7,7 +7,6 @@ function can come to, and maybe some that it does not.
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 
 from millpond.txn._code import CannotCompile, Value
@@ -17,33 +16,24 @@ from millpond.txn.facts import Slot
 
 UNKNOWN = -1  # no key was asked for at this place
 FAULTY = -2  # the key cannot be worked out: whoever comes to it fails
-EMITTED = -3
+ASKED = -3  # the row is not known yet
 
 
 class KeyCode(Statements):
     """Writes the keys of event i, table by table, with their places in `flat`."""
 
-    def event(self, dense: bool) -> bool:
-        """The code of one event. Whether all events ask for the same keys of one table, in the order of places.
+    give_up = ""  # how to end where there is no room, with minus the room that is needed as the end
 
-        Given that they do, the keys themselves are put in their places.
-        """
-        self.put = dense
+    def event(self) -> None:
+        """The code of one event."""
         self.unsure = False  # within what a row decides
-        self.dense = True
-        self.left = False
-        self.asked = 0
         self.frame_stack: tuple[int, ...] = (0,)
         self.written = {use.slot for use in self.found.writes}
         self.sites: set[int] = set()
-        self.asked_often = Counter(slot.number for slot in self.found.slot_of.values())
-        self.top, self.fails = self.write.depth + 1, self.write.fails
         with self.write.under("while True:"):
             self.load_fields()
             if self.block(self.found.tree.body):
                 self.write("break")
-        used = {slot.table for slot in self.found.slots}
-        return self.dense and len(used) == 1 and not self.has_frames and self.asked == self.first_frame
 
     def statement(self, node: ast.stmt) -> bool:
         found = self.found
@@ -102,7 +92,6 @@ class KeyCode(Statements):
     def ended(self) -> bool:
         if self.unsure:
             return True
-        self.left = True
         self.leave()
         return False
 
@@ -131,7 +120,6 @@ class KeyCode(Statements):
         if slot.number in self.sites or frame != slot.frame:
             write(f"if flat[{at}] == {UNKNOWN}:")
             write.depth += 1
-            self.dense = False
         self.sites.add(slot.number)
         fails = write.fails
         with self.apart() as lines:
@@ -143,38 +131,33 @@ class KeyCode(Statements):
             with write.under("if st != 0:"):
                 write(f"flat[{at}] = {FAULTY}")
                 write("st = 0")
-            self.dense = False
         else:
             write.lines += [line[4:] for line in lines[:-1]]
-        certain = depth == self.top and write.fails == self.fails and not self.left
-        self.dense = self.dense and certain and slot.place == self.asked
-        self.asked += 1
         write.depth = depth
         self.ex.known.add(name)
 
     def emit(self, slot: Slot, key: Value, at: str) -> None:
-        if self.put:
-            self.write(f"flat[{at}] = {key.text}")
-            return
         number = self.tables[slot.table].number
-        if self.asked_often[slot.number] > 1 or self.frame_stack[-1] != slot.frame:
-            self.write(f"flat[{at}] = {EMITTED}")
-        self.write(f"key_{number}[m_{number}] = {key.text}")
-        self.write(f"at_{number}[m_{number}] = {at} * 2 + {int(slot.number in self.written)}")
-        self.write(f"m_{number} += 1")
+        row = self.write.fresh("row")
+        self.write(f"{row} = known_row(known_{number}, {key.text})")
+        self.write(f"flat[{at}] = {row}")
+        self.write("touches += 1")
+        with self.write.under(f"if {row} < 0:"):
+            self.write(f"key_{number}[m_{number}] = {key.text}")
+            self.write(f"at_{number}[m_{number}] = {at} * 2 + {int(slot.number in self.written)}")
+            self.write(f"m_{number} += 1")
 
     def enter_frame(self, frame: int, count: str) -> None:
         parent, pointer = self.found.frames[frame].parent, self.found.frames[frame].pointer
         write, size = self.write, self.found.frame_sizes[frame]
         with write.under(f"if end + {count} * {size} > flat.shape[0]:"):
-            write(f"room = 2 * (end + {count} * {size})")
-            write(f"flat = longer(flat, end, room, {UNKNOWN})")
-            for number in sorted({self.tables[slot.table].number for slot in self.found.slots}):
-                for array in ("key", "at"):
-                    write(f"{array}_{number} = longer({array}_{number}, m_{number}, room, 0)")
+            write(f"end = -(end + {count} * {size})")
+            write(self.give_up)
         write(f"flat[fr{parent} + {pointer}] = end - fr0")
         write(f"b{frame} = end")
         write(f"end += {count} * {size}")
+        with write.under(f"for at in range(b{frame}, end):"):
+            write(f"flat[at] = {UNKNOWN}")
 
     def loop(self, node: ast.For) -> None:
         frame = self.found.frame_of.get(node)

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from millpond.programs import Type
 from millpond.txn._arithmetic import RANGE_STEPS_MAX
 from millpond.txn._calls import Calls
-from millpond.txn._code import RETURNED, STEP, STEPS, CannotCompile, Field, Type, Value, Writer
+from millpond.txn._code import RETURNED, STEP, STEPS, CannotCompile, Field, Value, Writer
 from millpond.txn._syntax import abort_call, bound_names, refuse
 from millpond.txn.facts import Analysis
 from millpond.usercode import CONSTANTS, Code
@@ -93,14 +94,15 @@ class Statements:
     # The event
 
     def load_fields(self) -> None:
+        self.write(f"w = rows_{self.kind}[i]")
         for name, found in self.fields.items():
             array = f"k{self.kind}_{name}"
             if found.is_list:
-                self.write(f"start_{name} = o{self.kind}_{name}[i]")
-                self.write(f"size_{name} = o{self.kind}_{name}[i + 1] - start_{name}")
+                self.write(f"start_{name} = o{self.kind}_{name}[w]")
+                self.write(f"size_{name} = o{self.kind}_{name}[w + 1] - start_{name}")
             else:
                 self.ex.env[name] = found.type
-                self.write(f"{self.ex.variable(name, found.type)} = {array}[i]{self.ex.loaded(found.type)}")
+                self.write(f"{self.ex.variable(name, found.type)} = {array}[w]{self.ex.loaded(found.type)}")
 
     # Statements
 

@@ -28,6 +28,43 @@ REFUSED: dict[type[ast.AST], str] = {
     ast.Match: "write match as if and elif",
 }
 
+UNREPEATABLE = {
+    **dict.fromkeys(("hash", "id"), "differs from process to process"),
+    **dict.fromkeys(("open", "input", "breakpoint"), "reaches out of the transaction"),
+    **dict.fromkeys(
+        ("eval", "exec", "compile", "__import__", "globals", "locals", "vars"), "hides what is done"
+    ),
+    **dict.fromkeys(("exit", "quit"), "would end the container"),
+}
+"""Names that no transaction may use: it must give the same when it runs again, elsewhere and later."""
+
+
+def check_repeatable(tree: ast.FunctionDef, source: str) -> None:
+    """Refuses what would not give the same again, in a function and in those that come with it."""
+    others = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name != tree.name
+    ]
+    for function in (tree, *others):
+        own = {a.arg for a in function.args.args} | set(bound_names(function))
+        for node in ast.walk(function):
+            match node:
+                case ast.Name(id=name) if name in UNREPEATABLE and name not in own:
+                    raise refuse(tree, node, f"{name} {UNREPEATABLE[name]}")
+                case ast.Attribute(value=ast.Name(id=name), attr="random") if name not in own:
+                    raise refuse(tree, node, "chance would fall otherwise when the transaction runs again")
+                case ast.Constant(value=str() as text) if not _is_text(text):
+                    raise refuse(tree, node, f"{text!a} is no text")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 def abort_call(node: ast.AST) -> ast.Call | None:
     """The call, if the node is `abort(...)` or `<anything>.abort(...)`."""

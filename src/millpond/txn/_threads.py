@@ -22,7 +22,12 @@ def in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         return [tasks[0](), *(other.result() for other in others)]
 
 
+def parts_of(count: int, threads: int) -> int:
+    """Into how many parts it pays to divide so many items."""
+    return threads if count > FEW else 1
+
+
 def in_parts(function: Callable[[int, int], Any], count: int, threads: int) -> list[Any]:
     """The outcomes of `function(start, stop)` over parts of `count` items, in order; at least one."""
-    bounds = np.linspace(0, count, (threads if count > FEW else 1) + 1).astype(np.int64)
+    bounds = np.linspace(0, count, parts_of(count, threads) + 1).astype(np.int64)
     return in_threads([partial(function, int(start), int(stop)) for start, stop in pairwise(bounds)])

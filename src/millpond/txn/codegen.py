@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels._jit import JIT_ENABLED
+from millpond.programs import Type
 from millpond.txn._arithmetic import NAMES
-from millpond.txn._bodycode import BodyCode
-from millpond.txn._code import FIRST_ABORT, CannotCompile, Field, Type, Writer
+from millpond.txn._bodycode import LOG_FIRST, BodyCode
+from millpond.txn._code import FIRST_ABORT, FULL, CannotCompile, Field, Writer
 from millpond.txn._keycode import UNKNOWN, KeyCode
 from millpond.txn._statements import TableLayout
 from millpond.txn.facts import Analysis
 from millpond.usercode import Code
 
 ABORTS_PER_KIND = 1024
-_LOG_FIRST = 256
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,25 @@ class Function:
 
 @dataclass(frozen=True)
 class KeyKernel:
-    """`(lo, hi, room, strings, fields...)` gives `flat, end, offsets` and, unless dense, `keys, places, count` per table.
+    """`(lo, hi, flat, offsets, strings, fields..., known rows...)` gives `end, touches`, and for each table `keys, places, count`.
 
-    A place is doubled, plus one where the function may write to the row. `room` is for that many places, more is
-    made if need be.
+    Rows that are known are put in their places in `flat` at once; the others' keys are given, with their places, doubled,
+    plus one where the function may write to the row. Where `flat` is too short, the end is minus what the next event
+    needs at least.
     """
 
     source: str
     parameters: tuple[str, ...]
     tables: tuple[int, ...]
-    dense: bool
 
 
 @dataclass(frozen=True)
 class BodyKernel:
-    """`(todo, kinds, index, status, detail, strings, parts, part, cells..., kinds...)`; changes cells and outputs."""
+    """`(todo, room, kinds, index, status, detail, strings, parts, part, cells..., kinds...)`.
+
+    Changes cells and outputs; gives how many events it has done. It has not done all where `room` cells are too few
+    to undo the next one.
+    """
 
     source: str
     parameters: tuple[str, ...]
@@ -109,7 +113,7 @@ def check(function: Function, tables: Mapping[str, TableLayout]) -> CannotCompil
 @lru_cache(maxsize=256)
 def kernel(source: str, name: str) -> Callable[..., Any]:
     """The function of that text, compiled on its first call; without the compiler, as it is."""
-    given: dict[str, Any] = {**NAMES, "longer": longer}
+    given = dict(NAMES)
     exec(compile(source, f"<{name} of transactions>", "exec"), given)  # noqa: S102 - our own text
     if not JIT_ENABLED:
         return _quiet(given[name])
@@ -127,19 +131,20 @@ def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     return interpreted
 
 
-def _longer(array: NDArray[np.int64], used: int, room: int, fill: int) -> NDArray[np.int64]:
-    """The array with more room, `fill` in it."""
-    out = np.full(room, fill, np.int64)
-    out[:used] = array[:used]
-    return out
-
-
-longer = numba.njit(nogil=True)(_longer) if JIT_ENABLED else _longer
+def run_body(body: BodyKernel, given: Mapping[str, Any], todo: NDArray[np.int64]) -> None:
+    """Runs events, in this order."""
+    room = LOG_FIRST
+    while True:
+        args = {**given, "todo": todo, "room": room}
+        done = kernel(body.source, "body")(*(args[name] for name in body.parameters))
+        if done == len(todo):
+            return
+        todo, room = todo[done:], 4 * room
 
 
 def field_parameters(kind: int, function: Function) -> list[str]:
-    """The names of the arrays of an event's fields; `o...` are the offsets of a list."""
-    out = []
+    """The names of the arrays of an event's fields; `o...` are the offsets of a list, `rows...` where events have theirs."""
+    out = [f"rows_{kind}"]
     for name, field in function.fields.items():
         out.append(f"k{kind}_{name}")
         if field.is_list:
@@ -150,27 +155,24 @@ def field_parameters(kind: int, function: Function) -> list[str]:
 def _key_kernel(
     kind: int, function: Function, tables: Mapping[str, TableLayout], strings: list[str]
 ) -> KeyKernel:
-    def event(dense: bool) -> tuple[KeyCode, list[str], bool]:
-        write = Writer(depth=2)
-        code = KeyCode(kind, function.found, function.code, function.fields, tables, write, strings)
-        found = code.event(dense)
-        return code, write.lines, found
-
-    code, lines, dense = event(False)
-    if dense:
-        code, lines, _ = event(True)
     numbers = tuple(sorted({tables[slot.table].number for slot in function.found.slots}))
-    fields = field_parameters(kind, function)
+    found = ["end", "touches"]
+    found += [f"{name}_{number}" for number in numbers for name in ("key", "at", "m")]
+    give_up = f"return {', '.join(found)}"
+    write = Writer(depth=2)
+    code = KeyCode(kind, function.found, function.code, function.fields, tables, write, strings)
+    code.give_up = give_up
+    code.event()
     size = code.first_frame
+    parameters = ("lo", "hi", "flat", "offsets", "strings", *field_parameters(kind, function))
+    parameters += tuple(f"known_{number}" for number in numbers)
     out = Writer()
-    with out.under(f"def keys(lo, hi, room, strings, {', '.join(fields)}):"):
-        out(f"flat = np.full({'room' if code.has_frames else f'(hi - lo) * {size}'}, {UNKNOWN}, np.int64)")
-        out(f"offsets = np.empty({'hi - lo' if code.has_frames else '0'}, np.int64)")
-        if not dense:
-            for number in numbers:
-                out(f"key_{number} = np.empty(flat.shape[0], np.int64)")
-                out(f"at_{number} = np.empty(flat.shape[0], np.int64)")
-                out(f"m_{number} = 0")
+    with out.under(f"def keys({', '.join(parameters)}):"):
+        for number in numbers:
+            out(f"key_{number} = np.empty(flat.shape[0], np.int64)")
+            out(f"at_{number} = np.empty(flat.shape[0], np.int64)")
+            out(f"m_{number} = 0")
+        out("touches = 0")
         out("end = 0")
         out("st = 0")
         with out.under("for i in range(lo, hi):"):
@@ -178,19 +180,15 @@ def _key_kernel(
             if code.has_frames:
                 out("offsets[i - lo] = end")
                 with out.under(f"if end + {size} > flat.shape[0]:"):
-                    out(f"room = 2 * (end + {size})")
-                    out(f"flat = longer(flat, end, room, {UNKNOWN})")
-                    for number in numbers:
-                        out(f"key_{number} = longer(key_{number}, m_{number}, room, 0)")
-                        out(f"at_{number} = longer(at_{number}, m_{number}, room, 0)")
+                    out(f"end = -(end + {size})")
+                    out(give_up)
             out(f"end += {size}")
+            with out.under("for at in range(fr0, end):"):
+                out(f"flat[at] = {UNKNOWN}")
             out("st = 0")
-            out.lines += lines
-        found = ["flat", "end", "offsets"]
-        if not dense:
-            found += [f"{name}_{number}" for number in numbers for name in ("key", "at", "m")]
-        out(f"return {', '.join(found)}")
-    return KeyKernel("\n".join(out.lines), ("lo", "hi", "room", "strings", *fields), numbers, dense)
+            out.lines += write.lines
+        out(give_up)
+    return KeyKernel("\n".join(out.lines), parameters, numbers)
 
 
 @dataclass
@@ -230,15 +228,15 @@ def _body_kernel(
     functions: Sequence[Function], tables: Mapping[str, TableLayout], made: Sequence[_Body], alone: bool
 ) -> BodyKernel:
     numbers = sorted(layout.number for layout in tables.values())
-    parameters = ["todo", "kinds", "index", "status", "detail", "strings", "parts", "part"]
+    parameters = ["todo", "room", "kinds", "index", "status", "detail", "strings", "parts", "part"]
     parameters += [f"{name}_{number}" for number in numbers for name in ("c", "d")]
     for kind, (function, one) in enumerate(zip(functions, made, strict=True)):
         parameters += [*field_parameters(kind, function), f"flat_{kind}", f"events_{kind}"]
         parameters += [f"out{kind}_{place}" for place in range(len(one.results))]
     out = Writer()
     with out.under(f"def body({', '.join(parameters)}):"):
-        out(f"log_at = np.empty({_LOG_FIRST}, np.int64)")
-        out(f"log_old = np.empty({_LOG_FIRST}, np.int64)")
+        out("log_at = np.empty(room, np.int64)")
+        out("log_old = np.empty(room, np.int64)")
         with out.under("for q in range(todo.shape[0]):"):
             out("e = todo[q]")
             out("i = e" if alone else "i = index[e]")
@@ -252,9 +250,12 @@ def _body_kernel(
                 ):
                     out.lines += one.write.lines
             with out.under("if st != 0:"):
-                out("status[e] = st")
                 with out.under("while st > 0 and n_log > 0:"):
                     _undo(out, tables)
+                with out.under(f"if st == {FULL}:"):
+                    out("return q")
+                out("status[e] = st")
+        out("return todo.shape[0]")
     return BodyKernel("\n".join(out.lines), tuple(parameters))
 
 

@@ -11,28 +11,32 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.errors import NullTime, UnknownKind, WrongColumn, WrongType
+from millpond.programs import type_of
 from millpond.stores import views
+from millpond.txn import grouping
 from millpond.txn._code import Field
-from millpond.txn.tables import Strings, type_of
+from millpond.txn.tables import Strings
 
 Longs = NDArray[np.int64]
 
 
 @dataclass
 class KindEvents:
-    """The events of one kind that can run, in time order."""
+    """The events of one kind that can run, in time order. The table may have rows of others too."""
 
     numbers: Longs  # of the events, as they came
+    rows: Longs  # of the events, in the table
     table: pa.Table
 
     def field(self, name: str) -> pa.Array:
-        return one(self.table[name])
+        """The values of the events, one after the other."""
+        return one(self.table[name]).take(pa.array(self.rows))
 
     def arrays(self, kind: int, fields: Sequence[Field], strings: Strings) -> dict[str, NDArray[Any]]:
-        """The fields under the names that kernels know them by."""
-        out: dict[str, NDArray[Any]] = {}
+        """The fields, of all rows of the table, under the names that kernels know them by."""
+        out: dict[str, NDArray[Any]] = {f"rows_{kind}": self.rows}
         for field in fields:
-            column, name = self.field(field.name), f"k{kind}_{field.name}"
+            column, name = one(self.table[field.name]), f"k{kind}_{field.name}"
             if field.is_list:
                 offsets = views.offsets_of(column, pa.types.is_large_list(column.type))
                 out[f"o{kind}_{field.name}"] = views.plain(offsets)
@@ -54,11 +58,11 @@ class Epoch:
 
 
 def held(column: pa.Array, field: Field, strings: Strings) -> NDArray[Any]:
-    """Values, without nulls, as kernels take them."""
+    """Values as kernels take them; anything under nulls."""
     if field.type == "double":
         return views.plain(views.floats(column), np.float64)
     if field.type == "string":
-        if column.null_count:  # beneath a null list
+        if column.null_count:
             column = column.fill_null("")
         return strings.intern(column)
     return views.plain(views.longs(column))
@@ -99,7 +103,7 @@ def take_apart(
     times = [_longs(t, at, True) for t in tables if t is not None]
     seqs = [_longs(t, seq, False) for t in tables if t is not None and seq is not None]
     kinds = np.repeat(np.arange(len(names)), counts)
-    parts = [(np.arange(starts[k], starts[k + 1]), table) for k, table in enumerate(tables)]
+    parts = [(int(starts[k]), table) for k, table in enumerate(tables)]
     return _ordered(names, fields, parts, kinds, _joined(times), _joined(seqs) if seq is not None else None)
 
 
@@ -114,19 +118,16 @@ def _epoch_of_one(
     column = one(_column(events, kind))
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         column = column.cast(pa.string())
-    encoded = column.dictionary_encode()
-    known = {name: number for number, name in enumerate(names)}
     if column.null_count:
         raise _unknown(None, names)
-    numbers = []
-    for name in encoded.dictionary.to_pylist():
-        if name not in known:
-            raise _unknown(name, names)
-        numbers.append(known[name])
-    kinds = (
-        np.array(numbers, np.int64)[views.longs(encoded.indices)] if len(column) else np.empty(0, np.int64)
-    )
-    parts = [(np.flatnonzero(kinds == number), events) for number in range(len(names))]
+    kinds = np.empty(len(column), np.int64)
+    if len(column):
+        offsets, data = views.byte_ranges(column)
+        name_offsets, name_data = views.byte_ranges(pa.array(names))
+        unknown = grouping.kinds_of(views.plain(offsets), data, views.plain(name_offsets), name_data, kinds)
+        if unknown >= 0:
+            raise _unknown(column[unknown].as_py(), names)
+    parts = [(0, events)] * len(names)
     times = _longs(events, at, True)
     return _ordered(
         names, fields, parts, kinds, times, None if seq is None else _longs(events, seq, False), shared=True
@@ -136,18 +137,19 @@ def _epoch_of_one(
 def _ordered(
     names: list[str],
     fields: Mapping[str, Sequence[str]],
-    parts: Sequence[tuple[Longs, pa.Table | None]],
+    parts: Sequence[tuple[int, pa.Table | None]],
     kinds: Longs,
     times: Longs,
     seqs: Longs | None,
     shared: bool = False,
 ) -> Epoch:
+    """`parts` are, by kind, the number of its first event and its table, which may be shared by all kinds."""
     count = len(times)
     order = time_order(times, seqs)
     reasons: dict[int, str] = {}
     runs = np.ones(count, np.bool_)
     tables: list[pa.Table] = []
-    for name, (numbers, table) in zip(names, parts, strict=True):
+    for k, (name, (first, table)) in enumerate(zip(names, parts, strict=True)):
         if table is None:
             tables.append(pa.table({}))
             continue
@@ -156,37 +158,28 @@ def _ordered(
         for field in chosen.column_names:
             nulls = _nulls(one(chosen[field]))
             if nulls is not None:
-                for number in numbers[nulls[numbers] if shared else nulls]:
+                for number in first + np.flatnonzero(nulls & (kinds == k) if shared else nulls):
                     reasons.setdefault(int(number), f"field {field!r} is null")
                     runs[number] = False
     if reasons:
         order = order[runs[order]]
     kind_of = kinds[order]
-    place_of = np.empty(len(order), np.int64)
     found = []
-    for number, (table, (rows, _)) in enumerate(zip(tables, parts, strict=True)):
-        here = np.flatnonzero(kind_of == number)
-        place_of[here] = np.arange(len(here))
-        mine = order[here]
-        wanted = mine if shared else mine - (rows[0] if len(rows) else 0)
-        in_place = len(wanted) == len(table) and (len(wanted) == 0 or bool((np.diff(wanted) == 1).all()))
-        taken = table if in_place or table.num_columns == 0 else table.take(pa.array(wanted))
-        found.append(KindEvents(mine, taken))
+    starts = np.zeros(len(names) + 1, np.int64)
+    np.cumsum(np.bincount(kind_of, minlength=len(names)), out=starts[1:])
+    place_of, by_kind = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+    grouping.part_kinds(kind_of, order, starts[:-1].copy(), starts, place_of, by_kind)
+    for k, (table, (first, _)) in enumerate(zip(tables, parts, strict=True)):
+        mine = by_kind[starts[k] : starts[k + 1]]
+        found.append(KindEvents(mine, mine - first if first else mine, table))
     return Epoch(count, found, order, kind_of, place_of, reasons)
 
 
 def time_order(times: Longs, seqs: Longs | None) -> Longs:
     """The rows in the order of (time, seq, row)."""
-    if len(times) < 2:
+    if grouping.in_order(times, np.empty(0, np.int64) if seqs is None else seqs):
         return np.arange(len(times))
-    step = np.diff(times)
-    if seqs is None:
-        if bool((step >= 0).all()):
-            return np.arange(len(times))
-        return np.argsort(times, kind="stable")
-    if bool(((step > 0) | ((step == 0) & (np.diff(seqs) >= 0))).all()):
-        return np.arange(len(times))
-    return np.lexsort((seqs, times))
+    return np.argsort(times, kind="stable") if seqs is None else np.lexsort((seqs, times))
 
 
 def one(column: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.programs import Type
 from millpond.txn import codegen, grouping, plans
-from millpond.txn._code import COMMITTED, FIRST_ABORT, FIRST_MISSING, REASONS, RETURNED, Type
-from millpond.txn._threads import in_parts
+from millpond.txn._code import COMMITTED, FIRST_ABORT, FIRST_MISSING, REASONS, RETURNED
+from millpond.txn._threads import in_threads, parts_of
 from millpond.txn.events import Epoch, one
 from millpond.txn.facts import Analysis
 from millpond.txn.interpreter import Interpreted, ResultTypes
@@ -56,7 +58,7 @@ class Run:
         self.results: dict[int, list[NDArray[Any]]] = {}
         self.result_types: dict[str, Type] = dict(prepared.results)
         self.spoken: dict[int, str] = {}  # reasons that only the interpreter knows
-        self._touches: list[tuple[int, Longs | None, Longs, Callable[[], Touched]]] = []
+        self._touch_count = 0
 
     def execute(self, plan: str | None) -> dict[str, Any]:
         compiled = self.prepared.compiled
@@ -77,6 +79,12 @@ class Run:
 
     # Compiled
 
+    def work(self) -> plans.Work:
+        """The epoch with its keys resolved, where all its kinds are compiled."""
+        assert self.prepared.compiled is not None
+        numbers = {kind: number for number, kind in enumerate(self.prepared.functions)}
+        return self._work(self.prepared.compiled, self._arguments(numbers))
+
     def _arguments(self, numbers: Mapping[str, int]) -> dict[str, Any]:
         """The arguments of the body kernel. Row numbers are given out first: cells move as tables grow."""
         compiled = self.prepared.compiled
@@ -95,9 +103,8 @@ class Run:
         for kind, number in numbers.items():
             k = self.kinds.index(kind)
             fields = list(self.prepared.functions[kind].fields.values())
-            arrays = self.epoch.kinds[k].arrays(number, fields, self.strings)
-            self._resolve(k, number, {**args, **arrays}, args)
-            args |= arrays
+            args |= self.epoch.kinds[k].arrays(number, fields, self.strings)
+            self._resolve(k, number, args)
             types = compiled.results[number]
             self.results[k] = [np.zeros(len(self.epoch.kinds[k].numbers), _DTYPE[type_]) for type_ in types]
             args |= {f"out{number}_{place}": array for place, array in enumerate(self.results[k])}
@@ -109,57 +116,70 @@ class Run:
             out |= {f"c_{number}": store.cells, f"d_{number}": store.doubles}
         return out
 
-    def _resolve(self, k: int, number: int, given: Mapping[str, Any], args: dict[str, Any]) -> None:
+    def _resolve(self, k: int, number: int, args: dict[str, Any]) -> None:
         """The rows of all keys that the events of a kind may touch, in their places."""
+        known = [store.known for store in self.stores]
+        found = self._keys(k, number, args, known)
+        for table, keys, places in found.asked:
+            if len(keys):
+                rows = self.stores[table].resolve(keys, self.threads)
+                grouping.spread_rows(places, rows, found.flat)
+        args |= {f"flat_{number}": found.flat, f"events_{number}": found.offsets}
+        self._touch_count += found.touches
+
+    def _keys(self, k: int, number: int, given: Mapping[str, Any], known: list[Longs]) -> _Keys:
         compiled = self.prepared.compiled
         assert compiled is not None
         keys = compiled.keys[number]
-        function = codegen.kernel(keys.source, "keys")
+        kernel = codegen.kernel(keys.source, "keys")
         count = len(self.epoch.kinds[k].numbers)
         facts = self.prepared.functions[self.kinds[k]].found
         fields = self.prepared.functions[self.kinds[k]].fields.values()
-        lists = [given[f"o{number}_{field.name}"] for field in fields if field.is_list]
+        sizes = [given[f"o{number}_{field.name}"] for field in fields if field.is_list]
+        items = [np.diff(offsets)[given[f"rows_{number}"]] for offsets in sizes]
+        given = {**given, **{f"known_{table}": rows for table, rows in enumerate(known)}}
+        bounds = np.linspace(0, count, parts_of(count, self.threads) + 1).astype(np.int64)
+        ahead = 1
+        while True:
+            rooms = [ahead * _room(facts, int(lo), int(hi), items) for lo, hi in pairwise(bounds)]
+            starts = np.concatenate([[0], np.cumsum(rooms)])
+            flat = np.empty(starts[-1], np.int64)
+            offsets = np.empty(count if len(facts.frame_sizes) > 1 else 0, np.int64)
 
-        def part(lo: int, hi: int) -> Any:
-            room = _room(facts, lo, hi, lists)
-            return function(lo, hi, room, *(given[name] for name in keys.parameters[3:]))
+            def part(lo: int, hi: int, start: int, stop: int) -> Any:
+                own = {"lo": lo, "hi": hi, "flat": flat[start:stop], "offsets": offsets[lo:hi]}  # noqa: B023
+                return kernel(*({**given, **own}[name] for name in keys.parameters))
 
-        found = in_parts(part, count, self.threads)
-        ends = [int(out[1]) for out in found]
-        starts = np.concatenate([[0], np.cumsum(ends)])
-        flats = [out[0][:end] for out, end in zip(found, ends, strict=True)]
-        flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
-        offsets = np.concatenate([out[2] + start for out, start in zip(found, starts[:-1], strict=True)])
-        size = facts.frame_sizes[0]
-        where = np.flatnonzero(self.epoch.kind_of == k) if len(self.kinds) > 1 else None
-        if keys.dense:
-            flat = self.stores[keys.tables[0]].resolve(flat, self.threads)
-            self._note(keys.tables[0], where, flat, partial(_touched_densely, facts, len(flat)))
-        else:
-            for place, table in enumerate(keys.tables):
-                columns = [out[3 + 3 * place : 6 + 3 * place] for out in found]
-                wanted = np.concatenate([c[0][: c[2]] for c in columns])
-                places = np.concatenate(
-                    [c[1][: c[2]] + 2 * start for c, start in zip(columns, starts[:-1], strict=True)]
-                )
-                rows = self.stores[table].resolve(wanted, self.threads)
-                grouping.spread_rows(places, rows, flat)
-                self._note(table, where, rows, partial(_touched, places, offsets, size))
-        args |= {f"flat_{number}": flat, f"events_{number}": offsets}
+            spans = zip(pairwise(bounds), pairwise(starts), strict=True)
+            tasks = [partial(part, int(lo), int(hi), int(a), int(b)) for (lo, hi), (a, b) in spans]
+            found = in_threads(tasks)
+            if all(out[0] >= 0 for out in found):
+                break
+            ahead *= 4
+        for lo, hi, start in zip(bounds, bounds[1:], starts, strict=False):
+            offsets[lo:hi] += start
+        asked = []
+        for place, table in enumerate(keys.tables):
+            columns = [out[2 + 3 * place : 5 + 3 * place] for out in found]
+            wanted = np.concatenate([c[0][: c[2]] for c in columns])
+            ats = [c[1][: c[2]] + 2 * start for c, start in zip(columns, starts, strict=False)]
+            asked.append((table, wanted, np.concatenate(ats)))
+        return _Keys(flat, offsets, sum(int(out[1]) for out in found), asked)
 
-    def _note(self, table: int, where: Longs | None, rows: Longs, events: Callable[[], Touched]) -> None:
-        """Keeps what is needed to tell, should a plan ask, which event touches which row."""
-        if len(rows):
-            self._touches.append((table, where, rows, events))
-
-    def _all_touches(self) -> plans.Touches:
+    def _all_touches(self, args: Mapping[str, Any]) -> plans.Touches:
+        """Which event touches which row: all keys are asked for once more, as if none were known."""
         base = np.concatenate([[0], np.cumsum([len(store.index) for store in self.stores])])
         events, rows, writes = [_NO_LONGS], [_NO_LONGS], [np.empty(0, np.uint8)]
-        for table, where, found, touched in self._touches:
-            event, write = touched()
-            events.append(event if where is None else where[event])
-            writes.append(write)
-            rows.append(found + base[table])
+        for number, kind in enumerate(self.prepared.functions):
+            k = self.kinds.index(kind)
+            where = np.flatnonzero(self.epoch.kind_of == k)
+            found = self._keys(k, number, args, [_NO_LONGS] * len(self.stores))
+            size = self.prepared.functions[kind].found.frame_sizes[0]
+            for table, keys, places in found.asked:
+                event, write = _touched(places, found.offsets, size)
+                events.append(where[event])
+                writes.append(write)
+                rows.append(self.stores[table].resolve(keys, self.threads) + base[table])
         return plans.Touches(
             np.concatenate(events), np.concatenate(rows), np.concatenate(writes), int(base[-1])
         )
@@ -178,8 +198,8 @@ class Run:
             args=args,
             stores=self.stores,
             written=[name in written for name in tables],
-            touches=self._all_touches,
-            touch_count=sum(len(touch[2]) for touch in self._touches),
+            touches=partial(self._all_touches, args),
+            touch_count=self._touch_count,
             kind_of=np.asarray(args["kinds"]),
             threads=self.threads if count else 1,
         )
@@ -227,9 +247,8 @@ class Run:
 
     def _call(self, args: dict[str, Any], todo: Longs) -> None:
         assert self.prepared.compiled is not None
-        body = self.prepared.compiled.body
-        given = {**args, **self._cells(), "todo": todo, "parts": 1, "part": 0}
-        codegen.kernel(body.source, "body")(*(given[name] for name in body.parameters))
+        given = {**args, **self._cells(), "parts": 1, "part": 0}
+        codegen.run_body(self.prepared.compiled.body, given, todo)
 
     def _keep_results(self, k: int, rows: list[tuple[Any, ...] | None]) -> None:
         """Results of the interpreter as arrays, of the types that it found."""
@@ -251,7 +270,7 @@ class Run:
         reasons = self._reasons()
         columns = {
             "event": pa.array(np.arange(count)),
-            "committed": pa.array(np.asarray(reasons.is_null())),
+            "committed": reasons.is_null(),
             "reason": reasons,
         }
         return pa.table(columns | self._result_columns())
@@ -260,8 +279,10 @@ class Run:
         """The reason of each event, null where it committed. Most share a few texts."""
         known = {**REASONS, **(self.prepared.compiled.reasons if self.prepared.compiled is not None else {})}
         texts = list(known.values())
-        code = np.full(self.epoch.count, -1, np.int64)
         failed = np.flatnonzero(self.status > COMMITTED)
+        if not len(failed) and not self.spoken and not self.epoch.reasons:
+            return pa.nulls(self.epoch.count, pa.string())
+        code = np.full(self.epoch.count, -1, np.int64)
         if len(failed):
             status = self.status[failed]
             place_of = np.full(max(*known, int(status.max())) + 1, -1, np.int64)
@@ -273,6 +294,8 @@ class Run:
         for event, text in said.items():
             code[event] = len(texts)
             texts.append(text)
+        # User code may have put into a reason what is no text.
+        texts = [text.encode(errors="backslashreplace").decode() for text in texts]
         return pa.array(texts, pa.string()).take(pa.array(code, mask=code < 0))
 
     def _missing_keys(self, missing: Longs, first: int, code: Longs) -> list[str]:
@@ -295,42 +318,46 @@ class Run:
     def _result_column(self, name: str, uses: list[tuple[int, int]]) -> pa.Array:
         type_ = self.result_types.get(name, "long")
         declared = [self.program.kinds[self.kinds[k]].result_types[place] for k, place in uses]
-        values = np.zeros(self.epoch.count, _DTYPE[type_])
-        valid = np.zeros(self.epoch.count, np.bool_)
-        returned = self.status == RETURNED
+        count, epoch = self.epoch.count, self.epoch
+        values, valid = np.zeros(count, _DTYPE[type_]), np.zeros(count, np.uint8)
         for k, place in uses:
             if k in self.results:
-                mine = self.epoch.kinds[k].numbers
-                values[mine] = self.results[k][place]
-                here = self.epoch.order[returned & (self.epoch.kind_of == k)]
-                valid[here] = True
+                given = self.results[k][place]
+                grouping.put_results(
+                    epoch.order, epoch.kind_of, epoch.place_of, self.status, k, RETURNED, given, values, valid
+                )
+        bits = pa.py_buffer(np.packbits(valid, bitorder="little"))
+        nulls = count - int(np.count_nonzero(valid))
         if type_ == "string":
             assert self.strings is not None
-            out = self.strings.take(np.where(valid, values, 0)).take(
-                pa.array(np.arange(self.epoch.count), mask=~valid)
-            )
+            numbers = np.arange(count)
+            rows = pa.Array.from_buffers(pa.int64(), count, [bits, pa.py_buffer(numbers)], nulls)
+            out = self.strings.take(values).take(rows)
+        elif type_ == "bool":
+            packed = pa.py_buffer(np.packbits(values != 0, bitorder="little"))
+            out = pa.Array.from_buffers(pa.bool_(), count, [bits, packed], nulls)
         else:
-            out = pa.array(values != 0 if type_ == "bool" else values, mask=~valid)
+            out = pa.Array.from_buffers(ARROW[type_], count, [bits, pa.py_buffer(values)], nulls)
         return out.cast(next((found for found in declared if found is not None), ARROW[type_]))
 
 
-def _room(facts: Analysis, lo: int, hi: int, lists: list[Longs]) -> int:
+class _Keys(NamedTuple):
+    """The keys of a kind's events: rows in their places, and by table the keys whose rows are not known, with places."""
+
+    flat: Longs
+    offsets: Longs
+    touches: int
+    asked: list[tuple[int, Longs, Longs]]
+
+
+def _room(facts: Analysis, lo: int, hi: int, sizes: list[Longs]) -> int:
     """Places for the keys of events: enough where each loop goes over a list once, a guess where not."""
-    items = max((int(offsets[hi] - offsets[lo]) for offsets in lists), default=0)
+    items = max((int(size[lo:hi].sum()) for size in sizes), default=0)
     return (hi - lo) * facts.frame_sizes[0] + max(items, hi - lo) * sum(facts.frame_sizes[1:])
 
 
-def _touched_densely(facts: Analysis, count: int) -> Touched:
-    """The events of rows that lie in the same places for each, and whether they may write to them."""
-    size = facts.frame_sizes[0]
-    writes = np.zeros(size, np.uint8)
-    for use in facts.writes:
-        writes[facts.slots[use.slot].place] = 1
-    return np.arange(count) // size, np.tile(writes, count // size)
-
-
 def _touched(places: Longs, offsets: Longs, size: int) -> Touched:
-    """As above, for rows that lie at `places`, whose last bit says whether they may be written to."""
+    """The events of rows that lie at `places`, whose last bit says whether they may be written to."""
     if len(offsets):
         event = np.empty(len(places), np.int64)
         grouping.events_of(places, offsets, event)

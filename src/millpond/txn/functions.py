@@ -10,27 +10,21 @@ from collections.abc import Callable, Collection
 from types import FunctionType
 from typing import Any, NoReturn, overload
 
-import msgspec
 import pyarrow as pa
 
 from millpond.errors import Aborted, BadTransaction
+from millpond.programs import TransactionCode
 from millpond.schema import parse_ddl
-from millpond.txn._syntax import abort_call, refuse
+from millpond.txn._syntax import abort_call, check_repeatable, refuse
 from millpond.txn.analysis import analyse
 from millpond.txn.facts import Analysis
-from millpond.usercode import Code, capture
+from millpond.usercode import capture
 
 
 def abort(reason: str = "aborted") -> NoReturn:
     """End the transaction. All its writes are undone; the reason shows in its output."""
-    raise Aborted(reason, reason=reason)
-
-
-class TransactionCode(msgspec.Struct, frozen=True):
-    """A transaction function as it travels. `results` are the names of its result columns, maybe with types."""
-
-    code: Code
-    results: str = ""
+    text = str(reason)
+    raise Aborted(text, reason=text)
 
 
 class TransactionFunction:
@@ -44,6 +38,7 @@ class TransactionFunction:
         self.file = file
         self.plain: Callable[..., Any] | None = None
         self.analysis = analyse(tree)
+        check_repeatable(tree, message.code.source)
         self.result_names, self.result_types = _results(message.results, self.analysis)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -86,6 +88,74 @@ def levels(starts: Longs, row: Longs, write: Flags, wrote: Longs, read: Longs, l
                 wrote[r] = max(wrote[r], at + 1)
             else:
                 read[r] = max(read[r], at + 1)
+
+
+@jit
+def part_kinds(
+    kind_of: Longs, order: Longs, following: Longs, starts: Longs, place_of: Longs, by_kind: Longs
+) -> None:
+    """Events apart by kind, in order: those of kind k from `starts[k]` on, where `following` starts too."""
+    for e in range(kind_of.shape[0]):
+        k = kind_of[e]
+        at = following[k]
+        following[k] = at + 1
+        place_of[e] = at - starts[k]
+        by_kind[at] = order[e]
+
+
+@jit
+def kinds_of(offsets: Longs, data: Flags, name_offsets: Longs, names: Flags, out: Longs) -> int:
+    """Which of the names each text is. The first that is none of them, or -1."""
+    for i in range(out.shape[0]):
+        start = offsets[i]
+        size = offsets[i + 1] - start
+        found = -1
+        for k in range(name_offsets.shape[0] - 1):
+            at = name_offsets[k]
+            if name_offsets[k + 1] - at == size:
+                same = True
+                for j in range(size):
+                    if data[start + j] != names[at + j]:
+                        same = False
+                        break
+                if same:
+                    found = k
+                    break
+        if found < 0:
+            return i
+        out[i] = found
+    return -1
+
+
+@jit
+def in_order(times: Longs, seqs: Longs) -> bool:
+    """Whether rows come in the order of (time, seq). `seqs` may be empty."""
+    some = seqs.shape[0] > 0
+    for i in range(1, times.shape[0]):
+        if times[i] < times[i - 1]:
+            return False
+        if some and times[i] == times[i - 1] and seqs[i] < seqs[i - 1]:
+            return False
+    return True
+
+
+@jit
+def put_results(
+    order: Longs,
+    kind_of: Longs,
+    place_of: Longs,
+    status: NDArray[np.int32],
+    kind: int,
+    returned: int,
+    results: Any,
+    values: Any,
+    valid: Flags,
+) -> None:
+    """The results of one kind to their events, where they returned any."""
+    for e in range(order.shape[0]):
+        if kind_of[e] == kind and status[e] == returned:
+            values[order[e]] = results[place_of[e]]
+            valid[order[e]] = 1
 
 
 @jit

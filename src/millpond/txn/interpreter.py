@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from millpond.errors import Aborted, BadTransaction
+from millpond.programs import Type
 from millpond.txn._arithmetic import HIGHEST, LOWEST, RANGE_STEPS_MAX
-from millpond.txn._code import OVERFLOW, REASONS, STEPS, ZERO, Type
+from millpond.txn._code import OVERFLOW, REASONS, STEPS, ZERO
 from millpond.txn._statements import constants_of
 from millpond.txn._syntax import abort_call
 from millpond.txn.facts import Analysis
@@ -112,18 +113,24 @@ class ResultTypes:
         self._declared = declared
         self.types: dict[str, Type] = dict(declared)
 
-    def fit(self, name: str, value: Any) -> Any:
-        """The value, if its column can take it: longs make place for doubles where nothing is declared."""
-        plain = value.item() if isinstance(value, np.generic) else value
-        given = _TYPE_OF.get(type(plain))
-        wanted = self.types.setdefault(name, given) if given is not None else None
-        if given == "double" and wanted == "long" and name not in self._declared:
-            self.types[name] = "double"
-        elif given is None or (given != wanted and (given, wanted) != ("long", "double")):
-            raise TypeError(
-                f"the result {name} is a {type(value).__name__}, not {self.types.get(name, 'a number')}"
-            )
-        return plain
+    def fit(self, names: Sequence[str], values: Sequence[Any]) -> tuple[Any, ...]:
+        """The values, if their columns can take them: longs make place for doubles where nothing is declared."""
+        types: dict[str, Type] = {}
+        out = []
+        for name, value in zip(names, values, strict=True):
+            plain = value.item() if isinstance(value, np.generic) else value
+            given = _TYPE_OF.get(type(plain))
+            wanted = self.types.get(name, given)
+            widened = (given, wanted) == ("double", "long") and name not in self._declared
+            if given is None or not (given == wanted or widened or (given, wanted) == ("long", "double")):
+                raise TypeError(f"the result {name} is a {type(value).__name__}, not {wanted or 'a number'}")
+            if given == "string":
+                plain.encode()
+            types[name] = given if widened or wanted is None else wanted
+            out.append(plain)
+        # Only now: a transaction that one of its results ends leaves no types behind.
+        self.types |= types
+        return tuple(out)
 
 
 class Interpreted:
@@ -152,20 +159,26 @@ class Interpreted:
             if results is not None and len(results) != self._found.width:
                 raise TypeError(f"{len(results)} values returned, not {self._found.width}")
             if results is not None:
-                named = zip(self._names, results, strict=True)
-                results = tuple(self._results.fit(name, _checked(value)) for name, value in named)
+                results = self._results.fit(self._names, [_checked(value) for value in results])
         except Aborted as aborted:
             reason = aborted.message
         except ZeroDivisionError:
             reason = REASONS[ZERO]
         except OverflowError:
             reason = REASONS[OVERFLOW]
-        except Exception as error:  # noqa: BLE001 - an error of user code ends its transaction only
-            reason = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises ends its transaction only
+            reason = _described(error)
         else:
             return None, results
         self._log.undo()
         return reason, None
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001 - user code may have made what describes it
+        return type(error).__name__
 
 
 def _checked(value: Any) -> Any:

@@ -26,7 +26,7 @@ from millpond.txn import grouping
 from millpond.txn._bodycode import PART_SHIFT
 from millpond.txn._code import FIRST_MISSING
 from millpond.txn._threads import in_threads
-from millpond.txn.codegen import BodyKernel, kernel
+from millpond.txn.codegen import BodyKernel, run_body
 from millpond.txn.tables import TableStore
 
 Plan = Literal["serial", "chains", "groups", "rounds"]
@@ -154,8 +154,7 @@ def _choose(work: Work, figures: Figures) -> tuple[str, list[Longs] | None]:
 
 
 def _call(work: Work, body: BodyKernel, todo: Longs, **own: Any) -> None:
-    given = {**work.args, "todo": todo, "parts": 1, "part": 0, **own}
-    kernel(body.source, "body")(*(given[name] for name in body.parameters))
+    run_body(body, {**work.args, "parts": 1, "part": 0, **own}, todo)
 
 
 def _each(work: Work, shares: Sequence[Longs]) -> None:

@@ -5,27 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 from numba.core.errors import NumbaError
 
 from millpond.errors import BadTransaction, RuleInterpreted
+from millpond.programs import ProgramCode, TableSpec, Type, type_of
 from millpond.txn import codegen
-from millpond.txn._code import Field, Type
-from millpond.txn.events import field_of, take_apart
+from millpond.txn._code import Field
+from millpond.txn.events import Epoch, field_of, take_apart
 from millpond.txn.execution import ARROW, Run
 from millpond.txn.facts import Analysis
-from millpond.txn.functions import TransactionCode, TransactionFunction, load
-from millpond.txn.tables import TableSpec, TableStore, new_stores, type_of
-
-
-class ProgramCode(msgspec.Struct, frozen=True):
-    """A program as it travels: text only."""
-
-    kinds: dict[str, TransactionCode]
-    tables: dict[str, TableSpec]
+from millpond.txn.functions import TransactionFunction, load
+from millpond.txn.tables import TableStore, layout_of, new_stores
 
 
 @dataclass(frozen=True)
@@ -51,6 +44,13 @@ class Prepared:
     results: Mapping[str, Type]  # of result columns, as far as they are known
 
 
+class Arranged(NamedTuple):
+    """The events of an epoch, in order, and the program for their types."""
+
+    epoch: Epoch
+    prepared: Prepared
+
+
 class Program:
     """Transaction functions by kind, over tables by name.
 
@@ -65,7 +65,7 @@ class Program:
             )
         self.kinds = dict(kinds)
         self.tables = dict(tables)
-        self.layouts = {name: spec.layout(number) for number, (name, spec) in enumerate(tables.items())}
+        self.layouts = {name: layout_of(spec, number) for number, (name, spec) in enumerate(tables.items())}
         self.found: dict[str, Analysis] = {}
         for kind, function in self.kinds.items():
             guessed = set(function.analysis.tables) - set(self.tables)
@@ -119,11 +119,31 @@ class Program:
         takes aborts. `plan` forces one of `plans.PLANS`, where it is correct for the functions; the outcome is the
         same. Bad events raise an error before anything has changed.
         """
+        return self.execute(self.arrange(events, kind=kind, at=at, seq=seq), stores, threads, plan)
+
+    def arrange(
+        self,
+        events: pa.Table | Mapping[str, pa.Table],
+        *,
+        kind: str = "kind",
+        at: str = "time",
+        seq: str | None = None,
+    ) -> Arranged:
+        """The first half of `run`, which needs no tables: bad events raise an error here."""
         fields = {name: found.fields for name, found in self.found.items()}
         epoch = take_apart(events, fields, kind, at, seq)
-        prepared = self.prepare(
-            {name: e.table.schema for name, e in zip(self.kinds, epoch.kinds, strict=True)}
-        )
+        schemas = {name: e.table.schema for name, e in zip(self.kinds, epoch.kinds, strict=True)}
+        return Arranged(epoch, self.prepare(schemas))
+
+    def execute(
+        self,
+        arranged: Arranged,
+        stores: Mapping[str, TableStore],
+        threads: int = 1,
+        plan: str | None = None,
+    ) -> Outcome:
+        """The second half of `run`."""
+        epoch, prepared = arranged
         run = Run(self, prepared, epoch, stores, threads)
         try:
             figures = run.execute(plan)

@@ -7,93 +7,35 @@ number is given to every key that a transaction may touch; until it is written t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from millpond.errors import BadType, WrongColumn
+from millpond.errors import WrongColumn
 from millpond.kernels import control as at
-from millpond.schema import describe_type, parse_ddl
+from millpond.programs import KEY, TableSpec, Type, type_of
 from millpond.stores import views
 from millpond.stores.heaps import grown
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
-from millpond.txn._code import Type
+from millpond.txn._keycode import ASKED
 from millpond.txn._statements import TableLayout
 from millpond.txn._threads import in_parts
 
-KEY = "key"
 
-
-def type_of(type_: pa.DataType) -> Type | None:
-    """How a transaction sees values of an Arrow type; None if it cannot. Timestamps are microseconds, dates days."""
-    if pa.types.is_boolean(type_):
-        return "bool"
-    if pa.types.is_timestamp(type_) and type_.unit != "us":
-        return None
-    if views.is_long(type_):
-        return "long"
-    if views.is_double(type_):
-        return "double"
-    return "string" if pa.types.is_string(type_) or pa.types.is_large_string(type_) else None
-
-
-class TableSpec(msgspec.Struct, frozen=True, dict=True):
-    """The types of a table, as DDL, and the row that a missing key reads. Without one, such a read aborts.
-
-    Keys are one long-like or string column. Columns are long, double, boolean, timestamp or string, never null. A
-    write to a missing key makes the row: of the defaults, or of zeros, False and "".
-    """
-
-    key: str
-    value: str
-    default: dict[str, bool | int | float | str] | None = None
-
-    @cached_property
-    def key_type(self) -> pa.DataType:
-        schema = parse_ddl(self.key, KEY)
-        if len(schema) != 1 or type_of(schema.field(0).type) not in ("long", "string"):
-            raise BadType(
-                f"the key of a table of transactions cannot be {self.key!r}",
-                hint="one column: byte, short, int, long, date, timestamp or string",
-            )
-        return schema.field(0).type
-
-    @cached_property
-    def columns(self) -> pa.Schema:
-        schema = parse_ddl(self.value, "value")
-        for field in schema:
-            if field.type not in (pa.int64(), pa.float64(), pa.bool_(), pa.string()) and not (
-                pa.types.is_timestamp(field.type)
-            ):
-                raise BadType(
-                    f"column {field.name!r} of a table of transactions cannot be {describe_type(field.type)}",
-                    hint="the types are long, double, boolean, timestamp and string",
-                )
-        unknown = set(self.default or {}) ^ set(schema.names) if self.default is not None else set()
-        if unknown:
-            raise WrongColumn(
-                f"the default names {sorted(self.default or {})}, the columns are {schema.names}",
-                hint="a default gives a value for each column",
-                column=min(unknown),
-                available=schema.names,
-            )
-        return schema
-
-    def layout(self, number: int) -> TableLayout:
-        columns: dict[str, tuple[int, Type]] = {}
-        for cell, field in enumerate(self.columns, start=1):
-            type_ = type_of(field.type)
-            assert type_ is not None
-            columns[field.name] = (cell, type_)
-        key = type_of(self.key_type)
-        assert key is not None
-        return TableLayout(number, key, columns, self.default is not None)
+def layout_of(spec: TableSpec, number: int) -> TableLayout:
+    """Where the columns of a table lie in its rows."""
+    columns: dict[str, tuple[int, Type]] = {}
+    for cell, field in enumerate(spec.columns, start=1):
+        type_ = type_of(field.type)
+        assert type_ is not None
+        columns[field.name] = (cell, type_)
+    key = type_of(spec.key_type)
+    assert key is not None
+    return TableLayout(number, key, columns, spec.default is not None)
 
 
 class Strings:
@@ -120,6 +62,12 @@ class Strings:
         """The numbers of strings, without nulls; -1 for one that was never seen."""
         return self._index.find(Keys.from_arrow(array))
 
+    def copy(self) -> Strings:
+        """The strings as they are now, to be read while this one goes on."""
+        other = Strings()
+        other._index = self._index.copy(self._index.control.copy())
+        return other
+
     def number(self, text: str) -> int:
         return int(self.intern(pa.array([text]))[0])
 
@@ -137,9 +85,11 @@ class TableStore:
     def __init__(self, spec: TableSpec, strings: Strings) -> None:
         self.spec = spec
         self.strings = strings
-        self.layout = spec.layout(0)
+        self.layout = layout_of(spec, 0)
         self.index = KeyIndex("i64", np.zeros(at.SIZE, np.int64))
         self.cells: NDArray[np.int64] = np.zeros((0, self.layout.width), np.int64)
+        # The rows of small keys by key, as far as they are known: no hash, no search. A copy knows none.
+        self.known: NDArray[np.int64] = np.empty(0, np.int64)
         self._first = np.zeros(self.layout.width, np.int64)
         for name, value in (spec.default or {}).items():
             cell, type_ = self.layout.columns[name]
@@ -190,7 +140,19 @@ class TableStore:
             self.index.advance_growth(len(self.index.old))
             self.cells = grown(self.cells, before, count)
             self.cells[before:count] = self._first
+            self._know(before, count)
         return rows
+
+    def _know(self, before: int, count: int) -> None:
+        """New rows are known by their keys, where that takes little memory."""
+        keys = self.index.stored_keys().longs[before:count]
+        small = (keys >= 0) & (keys < 4 * count + 1024)
+        most = int(keys[small].max(initial=-1)) + 1
+        if most > len(self.known):
+            longer = np.full(max(most, 2 * len(self.known)), ASKED, np.int64)
+            longer[: len(self.known)] = self.known
+            self.known = longer
+        self.known[keys[small]] = np.arange(before, count)[small]
 
     def resolve_one(self, key: int) -> int:
         return int(self.resolve(np.array([key], np.int64))[0])
@@ -244,9 +206,9 @@ class TableStore:
                 self.cells[places, cell] = views.longs(column)
         self.cells[places, 0] = 1
 
-    def copy(self) -> TableStore:
-        """The table as it is now, for a checkpoint: to be read while this one goes on. Not to be run over."""
-        other = TableStore(self.spec, self.strings)
+    def copy(self, strings: Strings) -> TableStore:
+        """The table as it is now, to be read while this one goes on, with a copy of its strings."""
+        other = TableStore(self.spec, strings)
         other.index = self.index.copy(self.index.control.copy())
         other.cells = self.cells[: len(self.index)].copy()
         return other

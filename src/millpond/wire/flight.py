@@ -26,10 +26,13 @@ from millpond.wire.messages import (
     Checkpoint,
     CommitEpoch,
     Fetch,
+    FindRows,
     ListStates,
     Locate,
     Message,
+    ReadOutputs,
     ReadSlices,
+    ReadTable,
     check_size,
     decode,
     encode,
@@ -40,7 +43,10 @@ CALL_TIMEOUT_S = 120.0
 LONG_TIMEOUT_S = 3600.0
 LONG_CALLS = (Assign, Checkpoint, CommitEpoch)
 # What a read-only token may ask for, and questions without code.
-READS = (ListStates, Locate, AskProgress, AskPending, AskMetrics, ReadSlices)
+READS = (
+    *(ListStates, Locate, AskProgress, AskPending, AskMetrics),
+    *(ReadSlices, ReadTable, FindRows, ReadOutputs),
+)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000

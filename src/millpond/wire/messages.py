@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from millpond.errors import BadMessage, BadName, MessageTooLarge
+from millpond.programs import ProgramCode, TableSpec
 from millpond.rules import CompactRule, FetchName, UpdateRule
 from millpond.times import TIME_MAX, TIME_MIN, Progress
 from millpond.usercode import Code
@@ -65,7 +66,7 @@ class Done(Message, frozen=True, tag=True):
     """The answer of calls that have nothing to tell."""
 
 
-class StateSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StateSpec(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """What a State is: its types as canonical DDL, and its rules."""
 
     name: Name
@@ -73,6 +74,27 @@ class StateSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str
     update: UpdateRule
     compact: CompactRule
+
+
+class GroupSpec(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Tables that live together, in the slice `home`: a transaction may touch any of them."""
+
+    name: Name
+    home: Count
+    tables: dict[Name, TableSpec]
+
+
+Spec = StateSpec | GroupSpec
+
+
+class Transactions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the events of an epoch run: the program, the columns that tell kind, time and order, and the Arrow schema."""
+
+    program: ProgramCode
+    kind: str
+    at: str
+    seq: str | None
+    schema: bytes
 
 
 # Coordinator to container
@@ -89,7 +111,7 @@ class Assign(Message, frozen=True, tag=True):
     container: Count
     slices: list[int]
     pond_slices: Count
-    states: list[StateSpec]
+    states: list[Spec]
     decided: dict[str, dict[str, int]]
     fetch_progress: dict[str, Progress]
     final_below: dict[str, Progress]
@@ -105,7 +127,9 @@ class Assigned(Message, frozen=True, tag=True):
 
 
 class AddState(Message, frozen=True, tag=True):
-    spec: StateSpec
+    """A State, or a group; a group that is there already may have gained a table."""
+
+    spec: Spec
 
 
 class Prepare(Message, frozen=True, tag=True):
@@ -115,6 +139,7 @@ class Prepare(Message, frozen=True, tag=True):
     writer: Writer
     epoch: Count
     attempts: dict[int, int]
+    transactions: Transactions | None = None
 
 
 class Prepared(Message, frozen=True, tag=True):
@@ -166,6 +191,7 @@ class ContainerReport(Message, frozen=True, tag=True):
     needs: list[str]
     metrics: dict[str, float]
     states: dict[str, dict[str, float]]
+    groups: dict[str, dict[str, Any]] = {}
 
 
 # Anyone to container
@@ -205,6 +231,30 @@ class ReadSlices(Message, frozen=True, tag=True):
         check_progress(self.at)
 
 
+class ReadTable(Message, frozen=True, tag=True):
+    """Every row of a table, as whole epochs left it."""
+
+    group: Name
+    table: Name
+
+
+class FindRows(Message, frozen=True, tag=True):
+    """Keys follow as one batch. Answers are the rows of those that are there."""
+
+    group: Name
+    table: Name
+
+
+class ReadOutputs(Message, frozen=True, tag=True):
+    """What an epoch of transactions gave: the events `start` to `stop`, with their outcomes."""
+
+    group: Name
+    writer: Writer
+    epoch: Count
+    start: Count
+    stop: Count
+
+
 # Anyone to coordinator
 
 
@@ -228,7 +278,17 @@ class ListStates(Message, frozen=True, tag=True):
 
 
 class StateList(Message, frozen=True, tag=True):
-    states: list[StateSpec]
+    """All States and groups."""
+
+    states: list[Spec]
+
+
+class OpenTable(Message, frozen=True, tag=True):
+    """Let a table exist in a group, and the group if it is the first. Opening it again changes nothing."""
+
+    group: Name
+    name: Name
+    spec: TableSpec
 
 
 class Locate(Message, frozen=True, tag=True):
@@ -283,6 +343,7 @@ class CommitEpoch(Message, frozen=True, tag=True):
     late_below: Progress
     time_kind: Literal["", "timestamp", "long"]
     receipts: list[Receipt]
+    transactions: Transactions | None = None
 
     def __post_init__(self) -> None:
         check_progress(self.late_below)
@@ -401,12 +462,15 @@ class PondMetrics(Message, frozen=True, tag=True):
     coordinator: dict[str, float]
     containers: dict[int, dict[str, float]]
     states: dict[str, dict[str, float]]
+    groups: dict[str, dict[str, Any]] = {}
 
 
 ContainerCall = Assign | AddState | Prepare | Discard | Apply | Advance | Checkpoint | ContainerStatus
-ContainerExchange = Stage | Fetch
+ContainerExchange = Stage | Fetch | FindRows
+ContainerRead = ReadSlices | ReadTable | ReadOutputs
 CoordinatorCall = (
     OpenState
+    | OpenTable
     | ListStates
     | Locate
     | Register
@@ -423,7 +487,7 @@ CoordinatorCall = (
 AnyMessage = (
     ContainerCall
     | ContainerExchange
-    | ReadSlices
+    | ContainerRead
     | CoordinatorCall
     | Done
     | Assigned

@@ -1,0 +1,204 @@
+"""The Transactions operator: runs the events of an epoch on tables, exactly once and in the order of their times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.client.client import Client
+from millpond.client.link import Link
+from millpond.container.group import check_outputs
+from millpond.errors import BadOption
+from millpond.ops import frames
+from millpond.ops.columns import as_table, check_column_name, column_of, times_of
+from millpond.ops.committing import Epoch, Staged, commit
+from millpond.ops.intake import Part, check_late, timely_rows
+from millpond.ops.tasks import client_of
+from millpond.stores.rows import digest_columns
+from millpond.times import TimeKind
+from millpond.txn import Program, TransactionFunction, bind
+from millpond.txn import transaction as as_transaction
+from millpond.wire.messages import (
+    LOCAL_QUERY,
+    EpochCommitted,
+    EpochPlan,
+    GroupSpec,
+    ReadOutputs,
+    Receipt,
+    Register,
+    check_name,
+    writer_id,
+)
+from millpond.wire.messages import Transactions as Message
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Rows of outputs that are worth a Spark task of their own.
+OUTPUT_ROWS = 1 << 15
+
+
+class EventIntake:
+    """How events are read: all their columns, which the outputs bring back. Plain data that tasks can carry."""
+
+    def __init__(self, group: GroupSpec, name: str, at: str, late: str, schema: pa.Schema) -> None:
+        self.group = group
+        self.name = name
+        self.at = at
+        self.schema = schema
+        self._late = late
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.schema.names)
+
+    def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> tuple[Receipt, TimeKind]:
+        """Sends events to the tables. Those of an epoch that is there already are only compared with it."""
+        events = table.cast(self.schema)
+        times, kind = times_of(events, self.at, plan.time_kind)
+        timely = timely_rows(times, plan, kind, self.group.name, self.name, self._late)
+        late = 0
+        if timely is not None:
+            events, late, times = events.take(pa.array(timely)), len(times) - len(timely), times[timely]
+        if not plan.replayed:
+            message = part.stage(self.group.name, self.name)
+            return client.stage_events(message, self.group.home, events, times, late), kind
+        digest = sum(digest_columns(batch.columns) for batch in events.to_batches()) % (1 << 64)
+        newest = int(np.max(times)) if len(times) else None
+        return Receipt(part.partition, 0, len(events), late, digest, newest), kind
+
+
+class Transactions:
+    """A callable `(rows, epoch)` that gives the events back with their outcomes; `.to(function)` for `foreachBatch`.
+
+    Its name is for ever: the same name continues where it stopped.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        group: GroupSpec,
+        name: str,
+        tables: list[str],
+        kinds: Mapping[str, Callable[..., Any]],
+        *,
+        kind: str,
+        at: str,
+        seq: str | None,
+        late: str,
+    ) -> None:
+        if not kinds:
+            raise BadOption("there are no kinds", hint='kinds={"transfer": transfer}', option="kinds")
+        functions = {
+            str(key): function if isinstance(function, TransactionFunction) else as_transaction(function)
+            for key, function in kinds.items()
+        }
+        self.name = check_name(name, "the transactions'")
+        self._client = client
+        self._group = group
+        self._program: Program = bind(functions, {table: group.tables[table] for table in tables})
+        self._kind = check_column_name(kind, "kind")
+        self._at = check_column_name(at, "at")
+        self._seq = None if seq is None else check_column_name(seq, "seq")
+        self._late = check_late(late)
+        client.call(Register(group.name, name, "updater"))
+
+    def explain(self) -> str:
+        """What each kind reads and writes, what depends on what, and how it runs."""
+        return self._program.explain()
+
+    def to(self, function: Callable[[DataFrame, int], Any]) -> Callable[[DataFrame, int], None]:
+        """For `foreachBatch`: runs the epoch, then `function(frame, epoch)` gets its events with their outcomes.
+
+        The frame is lazy, and may be used more than once. An epoch that runs again gives the same outcomes.
+        """
+
+        def run(frame: DataFrame, epoch: int) -> None:
+            function(self(frame, epoch), epoch)
+
+        return run
+
+    def __call__(self, rows: pa.Table | DataFrame, epoch: int) -> Any:
+        """Commits one epoch. When it returns, all its transactions are durable; a replay changes nothing.
+
+        Gives the events, but for late ones, with the columns `committed`, `reason` and the results: an Arrow table
+        for an Arrow table, in the same order; a DataFrame for a DataFrame.
+        """
+        if frames.is_frame(rows):
+            return self._run_frame(rows, epoch)
+        table = as_table(rows)
+        intake = self._intake(table.schema.remove_metadata())
+
+        def stage(plan: EpochPlan) -> Staged:
+            receipt, kind = intake.stage(self._client, table, plan, Part(LOCAL_QUERY, epoch, 0))
+            return Staged([receipt], kind)
+
+        committed = self._commit(intake, LOCAL_QUERY, epoch, stage)
+        return self._outputs(LOCAL_QUERY, epoch).read(self._client, 0, committed.rows)
+
+    def _run_frame(self, frame: DataFrame, epoch: int) -> DataFrame:
+        query = frames.query_of(frame) or LOCAL_QUERY
+        intake = self._intake(frames.arrow_schema(frame.schema))
+        staging = frames.Staging(self._client, intake, frame)
+        committed = self._commit(
+            intake, query, epoch, lambda plan: Staged(staging(plan, epoch, query), staging.kind)
+        )
+        outputs = self._outputs(query, epoch)
+        schema = frames.spark_schema(outputs.read(self._client, 0, 0).schema)
+        spark = frame.sparkSession
+        tasks = min(max(1, committed.rows // OUTPUT_ROWS), spark.sparkContext.defaultParallelism)
+        link = frames.link_of(self._client)
+        return spark.range(0, tasks, 1, tasks).mapInArrow(
+            OutputTask(link, outputs, committed.rows, tasks), schema
+        )
+
+    def _intake(self, schema: pa.Schema) -> EventIntake:
+        for name in (self._at, *(() if self._seq is None else (self._seq,))):
+            column_of(schema.empty_table(), name)
+        check_outputs(self._program, schema.names)
+        # Says what will be interpreted, and why, where the user reads it.
+        self._program.prepare(dict.fromkeys(self._program.kinds, schema))
+        return EventIntake(self._group, self.name, self._at, self._late, schema)
+
+    def _commit(
+        self, intake: EventIntake, query: str, epoch: int, stage: Callable[[EpochPlan], Staged]
+    ) -> EpochCommitted:
+        schema = intake.schema.serialize().to_pybytes()
+        message = Message(self._program.message, self._kind, self._at, self._seq, schema)
+        place = Epoch(self._group.name, self.name, query, epoch)
+        return commit(self._client, place, stage, lambda kind: 0, message)
+
+    def _outputs(self, query: str, epoch: int) -> Outputs:
+        return Outputs(self._group, writer_id(self.name, query), epoch)
+
+
+class Outputs:
+    """Where the outputs of an epoch are."""
+
+    def __init__(self, group: GroupSpec, writer: str, epoch: int) -> None:
+        self._group = group
+        self._writer = writer
+        self._epoch = epoch
+
+    def read(self, client: Client, start: int, stop: int) -> pa.Table:
+        message = ReadOutputs(self._group.name, self._writer, self._epoch, start, stop)
+        return client.ask_home(self._group.home, lambda connection: connection.read(message))
+
+
+class OutputTask:
+    """For `mapInArrow` over the numbers of tasks: gives each its share of the outputs."""
+
+    def __init__(self, link: Link, outputs: Outputs, rows: int, tasks: int) -> None:
+        self._link = link
+        self._outputs = outputs
+        self._rows = rows
+        self._tasks = tasks
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                start, stop = (self._rows * place // self._tasks for place in (number, number + 1))
+                yield from self._outputs.read(client_of(self._link), start, stop).to_batches()

@@ -1,0 +1,64 @@
+"""A table as its users see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from millpond.client.client import Client
+from millpond.container.group import table_schema
+from millpond.errors import NullKey, WrongType
+from millpond.wire.messages import FindRows, GroupSpec, ReadTable
+
+
+class Table:
+    """Rows by key, which transactions read and write. Made by `pond.table(...)`.
+
+    Holds nothing itself: two `Table` objects of one name are the same table. Reads see whole epochs only.
+    """
+
+    def __init__(self, client: Client, group: GroupSpec, name: str) -> None:
+        spec = group.tables[name]
+        self._client = client
+        self._spec = spec
+        self._group = group
+        self.name = name
+        self.group = group.name
+        self.key = spec.key
+        self.value = spec.value
+        self.default = spec.default
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, key={self.key!r}, value={self.value!r}, default={self.default!r})"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The key and the columns."""
+        return table_schema(self._spec)
+
+    def snapshot(self) -> pa.Table:
+        """Every row that a transaction has written, in the order of keys."""
+        message = ReadTable(self._group.name, self.name)
+        return self._client.ask_home(self._group.home, lambda connection: connection.read(message))
+
+    def read(self, keys: Sequence[Any] | pa.Array | pa.ChunkedArray) -> pa.Table:
+        """The rows of those keys that are there, in the order of the keys."""
+        if isinstance(keys, pa.ChunkedArray):
+            keys = keys.combine_chunks()
+        try:
+            type_ = self._spec.key_type
+            array = keys.cast(type_) if isinstance(keys, pa.Array) else pa.array(keys, type_)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+            raise WrongType(
+                f"these are no keys of table {self.name!r}: {error}",
+                hint=f"its key is {self.key!r}",
+                column=self._spec.key_field.name,
+                expected=self.key,
+                actual="",
+            ) from None
+        if array.null_count:
+            raise NullKey("a key is null", column=self._spec.key_field.name, rows=array.null_count)
+        batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([self._spec.key_field]))
+        return self._client.find_rows(FindRows(self._group.name, self.name), self._group.home, batch)

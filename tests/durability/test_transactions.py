@@ -1,0 +1,292 @@
+"""Transactions under crashes: the tables are those of the epochs that were acknowledged, whole, and so are outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import driving
+import pytest
+import txn_driving
+from test_crash_points import AGAIN, LOSSES, THEN, CountedFiles, after, chosen, content
+from txn_driving import Again, Checkpoint, Model, Run, Start, Step, World, history, models_of
+
+from millpond.crashpoints import POINTS, SimulatedCrash, armed, counted
+from millpond.errors import EpochChanged, OutputsGone, Unavailable, WriteFailed
+from millpond.testing import LossyFiles
+
+
+@cache
+def steps_of(containers: int) -> tuple[Step, ...]:
+    steps = tuple(history(containers, THEN[containers]))
+    models_of(steps)
+    return steps
+
+
+@cache
+def models(containers: int) -> list[Model]:
+    return models_of(steps_of(containers))
+
+
+@cache
+def hits(containers: int) -> dict[str, int]:
+    """How often the history comes to each point when nothing fails."""
+    world = World(LossyFiles())
+    with counted() as plans:
+        for step in steps_of(containers):
+            step.on_pond(world)
+    return {point: plan.hits for point, plan in plans.items()}
+
+
+def run_until_crash(files: LossyFiles, steps: Sequence[Step]) -> int:
+    """How many steps were acknowledged."""
+    world = World(files)
+    for done, step in enumerate(steps):
+        try:
+            step.on_pond(world)
+        except SimulatedCrash:
+            return done
+    return len(steps)
+
+
+class Crash:
+    """One crash in one run of the history: the files as the dead process left them, and what it had acknowledged."""
+
+    def __init__(self, files: LossyFiles, containers: int, acknowledged: int, where: str) -> None:
+        self.files = files
+        self.containers = containers
+        self.acknowledged = acknowledged
+        self.steps = steps_of(containers)
+        self.where = where
+
+    def outcomes(self) -> list[tuple[str, int]]:
+        """The losses that leave different files behind."""
+        distinct: dict[frozenset[tuple[str, bytes]], tuple[str, int]] = {}
+        for lose, seed in LOSSES:
+            distinct.setdefault(content(after(self.files, lose, seed)), (lose, seed))
+        return list(distinct.values())
+
+    def recovered(self, lose: str, seed: int, again: int) -> tuple[World, int, str]:
+        """The pond after the crash, and how many steps it shows: those acknowledged, or also the one in flight."""
+        in_flight = self.steps[self.acknowledged :][:1]
+        note = f"{self.where}: {self.acknowledged} steps, in {in_flight}, lost {lose} ({seed}), reopened with {again}"
+        world = World(after(self.files, lose, seed))
+        world.start(again)
+        world.pond.validate()
+        seen = txn_driving.picture_of_pond(world.pond)
+        found = []
+        for done in (self.acknowledged, self.acknowledged + 1)[: len(in_flight) + 1]:
+            model = models(self.containers)[done]
+            found.append(txn_driving.differences(txn_driving.picture_of_model(model), seen))
+            if not found[-1]:
+                return world, done, note
+        raise AssertionError("\n".join([note, *(line for lines in found for line in ["is not", *lines])]))
+
+    def check(self, lose: str, seed: int, again: int) -> None:
+        """What was recovered; then the last epochs and the one in flight give what they gave or would have given."""
+        world, done, note = self.recovered(lose, seed, again)
+        last = {step.program.name: step for step in self.steps[:done] if isinstance(step, Run)}
+        for step in last.values():
+            Again(step).on_pond(world)
+        for step in self.steps[self.acknowledged :][:1]:
+            step.on_pond(world)
+            txn_driving.check_same(models(self.containers)[self.acknowledged + 1], world.pond, note)
+
+    def check_to_the_end(self, lose: str, seed: int, again: int) -> None:
+        """Runs the history to its end. Events that were never acknowledged, and are not there, come as others."""
+        world, done, note = self.recovered(lose, seed, again)
+        retried = self.steps[self.acknowledged :][:1]
+        model = models(self.containers)[done].copy()
+        if retried and isinstance(retried[0], Run) and done == self.acknowledged:
+            retried = (retried[0].with_other_events(),)
+        rest = [
+            Run(step.program, step.epoch, step.events) if isinstance(step, Run) else step
+            for step in self.steps[self.acknowledged + 1 :]
+        ]
+        for place, step in enumerate((*retried, *rest)):
+            if isinstance(step, Again):
+                continue
+            if place or done == self.acknowledged:
+                step.on_model(model)
+            step.on_pond(world)
+        txn_driving.check_same(model, world.pond, note + ", at the end")
+        last = World(after(world.files, "all", 0))  # type: ignore[arg-type]
+        last.start(again % 3 + 1)
+        txn_driving.check_same(model, last.pond, note + ", at the end and reopened")
+
+
+def crash_at(point: str, hit: int, containers: int) -> Crash:
+    files = LossyFiles()
+    with armed(point, hit, action=files.halt) as plan:
+        acknowledged = run_until_crash(files, steps_of(containers))
+    assert plan.fired, f"{point} was not reached {hit} times"
+    return Crash(files, containers, acknowledged, f"{point}:{hit}")
+
+
+def test_the_whole_history_is_what_serial_execution_gives() -> None:
+    for containers in THEN:
+        world = World(LossyFiles())
+        for done, step in enumerate(steps_of(containers), start=1):
+            step.on_pond(world)
+            txn_driving.check_same(models(containers)[done], world.pond, repr(step))
+    given = [row["reason"] for step in steps_of(1) if isinstance(step, Run) for row in step.expected]
+    assert {"poor", "full", "nothing there", "too many", "nine", "no such key 9 in c"} < set(given)
+    assert given.count(None) > len(given) // 2
+    assert sum(sum(group.late.values()) for group in models(1)[-1].groups.values()) == 2
+
+
+def test_groups_live_in_containers_of_their_own() -> None:
+    world = World(LossyFiles())
+    for step in steps_of(3)[:12]:
+        step.on_pond(world)
+    homes = {name: table._group.home for name, table in world.pond.tables().items()}
+    owners = world.pond.placement()
+    assert homes["a"] == homes["b"] == homes["c"]
+    assert owners[homes["a"]] != owners[homes["d"]]
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_at_any_point_leaves_whole_epochs(point: str, containers: int) -> None:
+    for number, hit in enumerate(chosen(range(1, hits(containers)[point] + 1))):
+        crash = crash_at(point, hit, containers)
+        for turn, (lose, seed) in enumerate(crash.outcomes()):
+            again = AGAIN[(number + turn) % len(AGAIN)]
+            check = crash.check_to_the_end if (number + turn) % 3 == 1 else crash.check
+            check(lose, seed, again)
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+def test_the_history_comes_to_every_point(containers: int) -> None:
+    assert [point for point, count in hits(containers).items() if count < 3] == []
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+def test_a_crash_before_any_change_of_the_disk(containers: int) -> None:
+    """Every third change, by turns under each loss."""
+    files = CountedFiles()
+    run_until_crash(files, steps_of(containers))
+    assert files.changes > 200
+    for number, last in enumerate(range(1 + containers, files.changes + 1, 3)):
+        files = CountedFiles(last)
+        acknowledged = run_until_crash(files, steps_of(containers))
+        crash = Crash(files, containers, acknowledged, f"change {last}")
+        crash.check(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+@pytest.mark.parametrize("point", ["log.dirsync.after", "manifest.rename.after", "truncate.before"])
+def test_a_crash_while_recovering_from_a_crash(point: str, containers: int) -> None:
+    first = crash_at(point, hits(containers)[point] // 2 + 1, containers)
+    with counted() as plans:
+        World(after(first.files, "some", 4)).start(2)
+    reached = [(point, plan.hits) for point, plan in plans.items() if plan.hits]
+    assert len(reached) > 10
+    for number, (second, hit) in enumerate(reached[::2]):
+        files = after(first.files, "some", 4)
+        with armed(second, hit, action=files.halt), pytest.raises(SimulatedCrash):
+            World(files).start(2)
+        crash = Crash(files, containers, first.acknowledged, f"{first.where}, then {second}:{hit}")
+        crash.check(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
+
+
+CONTAINERS_POINTS = [point for point in POINTS if not point.startswith(("journal.", "publish."))]
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+@pytest.mark.parametrize("point", CONTAINERS_POINTS)
+def test_a_container_that_dies_alone_comes_back_with_all_it_acknowledged(point: str, containers: int) -> None:
+    """The coordinator lives on, and whoever runs an epoch notices nothing."""
+    steps, died = steps_of(containers), 0
+    for hit in chosen(range(1, hits(containers)[point] + 1))[::2]:
+        world = World(LossyFiles())
+        with driving.mortal_containers(), armed(point, hit, action=driving.die) as plan:
+            for done, step in enumerate(steps, start=1):
+                try:
+                    step.on_pond(world)
+                except Unavailable:
+                    assert isinstance(step, (Start, Checkpoint)), f"{point}:{hit} in {step}"
+                    if isinstance(step, Checkpoint):
+                        world.watch()
+                    step.on_pond(world)
+                txn_driving.check_same(models(containers)[done], world.pond, f"{point}:{hit} in {step}")
+        died += plan.fired
+    assert died
+
+
+@pytest.mark.parametrize("containers", sorted(THEN))
+def test_readers_see_whole_epochs_only(containers: int) -> None:
+    """At every point between the decision of an epoch and its end, the tables are as before it or as after it."""
+    world, looked = World(LossyFiles()), 0
+    for done, step in enumerate(steps_of(containers)):
+
+        def look(point: str, done: int = done) -> None:
+            nonlocal looked
+            looked += 1
+            seen = txn_driving.picture_of_pond(world.pond)["tables"]
+            wanted = [
+                {name: table.rows for name, table in models(containers)[place].tables.items()}
+                for place in (done, done + 1)
+            ]
+            assert seen == wanted[0 if point == "apply.before" else 1], f"at {point} in {step}"
+
+        if isinstance(step, Run):
+            with (
+                armed("apply.before", action=look),
+                armed("apply.after", action=look),
+                armed("publish.before", action=look),
+            ):
+                step.on_pond(world)
+        else:
+            step.on_pond(world)
+    assert looked == 3 * sum(isinstance(step, Run) for step in steps_of(containers))
+
+
+def test_an_epoch_whose_decision_failed_runs_with_the_program_that_comes_next() -> None:
+    """The events are the same, the functions are not: what was prepared with the old ones does not count."""
+
+    def broken_disk(_point: str) -> None:
+        raise OSError(5, "Input/output error")
+
+    steps = steps_of(1)
+    place = next(place for place, step in enumerate(steps) if getattr(step, "program", None) is txn_driving.DEARER)
+    step = steps[place]
+    assert isinstance(step, Run)
+    files = LossyFiles()
+    world, model = World(files), models(1)[place].copy()
+    for earlier in steps[:place]:
+        earlier.on_pond(world)
+    with armed("journal.dirsync.before", action=broken_disk), pytest.raises(WriteFailed):
+        step.on_pond(world)
+    other = Run(txn_driving.MAIN, step.epoch, step.events)
+    expected = model.run(other.program, other.epoch, other.events)
+    assert world.run(other.program, other.epoch, other.events) == expected
+    txn_driving.check_same(model, world.pond)
+    again = World(after(files, "all", 0))
+    again.start(2)
+    txn_driving.check_same(model, again.pond)
+
+
+def test_outputs_are_kept_for_the_last_epochs_and_then_gone() -> None:
+    """Whoever asks for more is told so, and nothing runs twice. A checkpoint and a crash change nothing about it."""
+    world, model = World(LossyFiles()), Model()
+    for step in (Start(2), txn_driving.Open("d"), txn_driving.Register(txn_driving.ASIDE)):
+        step.on_pond(world)
+        step.on_model(model)
+    runs = [Run(txn_driving.ASIDE, n, (txn_driving.event("visit", n, g=f"g{n % 5}"),)) for n in range(70)]
+    for run in runs:
+        run.on_model(model)
+        run.on_pond(world)
+        if run.epoch in (20, 66):
+            world.pond.checkpoint()
+    for containers in (2, 1):
+        for run in runs[-64:]:
+            Again(run).on_pond(world)
+        for run in runs[:6]:
+            with pytest.raises(OutputsGone):
+                world.run(run.program, run.epoch, run.events)
+        with pytest.raises(EpochChanged):
+            world.run(runs[69].program, 69, (txn_driving.event("visit", 69, g="other"),))
+        txn_driving.check_same(model, world.pond)
+        world = World(after(world.files, "all", 0))  # type: ignore[arg-type]
+        world.start(containers)
