@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "millpond"
 
 BASE = {
     *("wire", "files", "files_arrow", "schema", "times", "rules", "usercode", "crashpoints", "errors"),
-    *("programs", "_casting", "_ddl"),
+    *("programs", "_casting", "_ddl", "_memory"),
 }
 LAYERS: list[set[str]] = [
     {"cli", "apps", "bench"},

@@ -22,12 +22,12 @@ from millpond.wire.messages import CommitEpoch
 DEATHS = {"after stage": 1, "after commit": 2, "before the commit log": 3, "during the sink's write": 1}
 
 
-def is_due(root: Path, place: str, epoch: int) -> bool:
-    return DEATHS[place] == epoch and not (root / f"died {place}").exists()
+def is_due(root: Path, place: str, epoch: int, deaths: dict[str, int] = DEATHS) -> bool:
+    return deaths[place] == epoch and not (root / f"died {place}").exists()
 
 
-def die_once(root: Path, place: str, epoch: int) -> None:
-    if is_due(root, place, epoch):
+def die_once(root: Path, place: str, epoch: int, deaths: dict[str, int] = DEATHS) -> None:
+    if is_due(root, place, epoch, deaths):
         (root / f"died {place}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -24,11 +24,11 @@ DEATHS = 4
 PARTS = 5
 
 
-def write_input(root: Path) -> tuple[pa.Table, pa.Table]:
+def write_input(root: Path, parts: int = PARTS) -> tuple[pa.Table, pa.Table]:
     """Files of updates and of views, out of order; times of updates are unique to a key."""
     chance = random.Random(5)
     updates, views = [], []
-    for part in range(PARTS):
+    for part in range(parts):
         low, high = 100 * part - 40, 100 * part + 100
         keys_and_times = {(chance.randrange(10), chance.randrange(low, high)) for _ in range(80)}
         seen = {(row["ad"], row["ts"]) for table in updates for row in table.to_pylist()}
@@ -54,8 +54,8 @@ def write_input(root: Path) -> tuple[pa.Table, pa.Table]:
     return pa.concat_tables(updates), pa.concat_tables(views)
 
 
-def run_job(root: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(JOB), str(root)], capture_output=True, text=True, timeout=110)
+def run_job(root: Path, job: Path = JOB) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(job), str(root)], capture_output=True, text=True, timeout=110)
 
 
 @pytest.mark.timeout(400)

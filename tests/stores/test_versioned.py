@@ -386,3 +386,37 @@ def test_bad_arguments_change_nothing() -> None:
     with pytest.raises(BadMessage):
         VersionedSlice("i64", pair.schema).load(pair.store.export().select(["_key", "_time"]))
     pair.finish()
+
+
+def test_a_sweep_under_way_comes_round_to_every_entry_when_keys_come_in() -> None:
+    store = VersionedSlice("i64", pa.schema([("v", pa.int64())]))
+
+    def insert(keys: list[int], times: list[int]) -> None:
+        store.insert(keys_of(keys, "i64"), np.array(times), [pa.array(times)])
+
+    insert([1, 2], [0, 0])
+    store.sweep(1, 1)
+    insert([1], [LOWEST])
+    store.sweep(1, 0)
+    insert([3], [1])
+    while not store.sweep(1, 2):
+        pass
+    assert store.versions == 3
+
+
+@pytest.mark.parametrize("distinct", [3, 4_000, 20_000])
+def test_values_are_the_same_whether_they_repeat_or_not(distinct: int) -> None:
+    """Many rows in several batches: kept once each, or from some batch on each for itself."""
+    store = VersionedSlice("i64", pa.schema([("v", pa.string())]))
+    chance = np.random.default_rng(distinct)
+    batches = [chance.integers(0, distinct, 7_000).tolist() for _ in range(4)]
+    texts = [[None if n % 11 == 0 else f"value {n}" for n in batch] for batch in batches]
+    keys = keys_of(list(range(7_000)), "i64")
+    frozen = []
+    for number, batch in enumerate(texts):
+        store.insert(keys, np.full(7_000, number), [pa.array(batch, pa.string())])
+        frozen.append(store.copy())
+    for number, batch in enumerate(texts):
+        asked = np.full(7_000, number)
+        for copy in (store, *frozen[number:]):
+            assert copy.fetch(keys, None, asked, FetchRule("latest"))[0].to_pylist() == batch

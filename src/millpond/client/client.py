@@ -125,11 +125,7 @@ class Client:
     ) -> Receipt:
         """Sends a partition's events to the container that has their group."""
         spans = _parts(len(events), events.nbytes, ROWS_MAX)
-        parts = [
-            batch
-            for start, stop in spans
-            for batch in events.slice(start, stop - start).combine_chunks().to_batches()
-        ]
+        parts = [batch for start, stop in spans for batch in events.slice(start, stop - start).to_batches()]
 
         def send() -> Any:
             placement = self.placement()

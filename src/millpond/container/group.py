@@ -175,7 +175,8 @@ class HeldGroup:
             raise BadMessage(
                 f"events for group {self.spec.name} are not of the schema they were announced with"
             )
-        events = pa.Table.from_batches(batches, schema)
+        # Once here, or again wherever a column is wanted as one array.
+        events = pa.Table.from_batches(batches, schema).combine_chunks()
         try:
             arranged = program.arrange(
                 events, kind=transactions.kind, at=transactions.at, seq=transactions.seq

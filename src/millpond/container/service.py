@@ -6,11 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 
-from millpond.container.core import Core
+from millpond.container.core import Append, Core
 from millpond.container.group import HeldGroup
 from millpond.container.held import HeldSlice, HeldState, Record, Runner, run_serially
 from millpond.container.layout import (
@@ -175,8 +176,7 @@ class ContainerService:
             if isinstance(step, Prepared):
                 return step
             try:
-                core.held(message.state).check_epoch(step.record)
-                self._append(step.seq, step.record)
+                self._check_and_append(step)
             except Exception:
                 # Whatever it was: a number that is left out would make the log look as if a record were lost.
                 core.append_failed(step)
@@ -187,6 +187,20 @@ class ContainerService:
         reach("acknowledge.before")
         reach("acknowledge.after")
         return prepared
+
+    def _check_and_append(self, step: Append) -> None:
+        """Both at once. A record that was refused stays in the log, undecided, until the next takes its number."""
+        held = self.core.held(step.record.state)
+        if not isinstance(held, HeldGroup):
+            held.check_epoch(step.record)
+            self._append(step.seq, step.record)
+            return
+        with ThreadPoolExecutor(1, "millpond-check") as pool:
+            checked = pool.submit(held.check_epoch, step.record)
+            try:
+                self._append(step.seq, step.record)
+            finally:
+                checked.result()
 
     def _append(self, seq: int, record: Record) -> None:
         names = record.batches[0].batch.schema.names if record.batches else ()

@@ -35,6 +35,7 @@ def warm_up() -> None:
     partition.gather(longs, order, out)
     partition.gather_bits(data, 0, order, data[:1].copy())
 
+    buffers.gather_codes(longs.astype(np.int32), longs, out)
     buffers.gather_sizes(offsets, longs, np.empty_like(offsets))
     buffers.gather_bytes(offsets, data, longs, offsets, data)
     buffers.scatter_sizes(offsets, longs, offsets.copy())

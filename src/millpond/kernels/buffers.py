@@ -50,6 +50,16 @@ def copy_bytes(source: NDArray[np.uint8], first: int, out: NDArray[np.uint8], at
 
 
 @jit
+def gather_codes(codes: NDArray[np.int32], refs: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+    """The code of each reference; -1 where it is negative."""
+    last = refs.shape[0] - 1
+    for i in range(refs.shape[0]):
+        prefetch(codes, refs[min(i + FAR_AHEAD, last)])
+        r = refs[i]
+        out[i] = codes[r] if r >= 0 else -1
+
+
+@jit
 def gather_sizes(offsets: NDArray[np.int64], refs: NDArray[np.int64], out: NDArray[np.int64]) -> int:
     """Offsets of the gathered values, from 0; a negative reference takes none. Returns the total size."""
     total = 0

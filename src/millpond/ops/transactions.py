@@ -23,12 +23,14 @@ from millpond.txn import Program, TransactionFunction, bind
 from millpond.txn import transaction as as_transaction
 from millpond.wire.messages import (
     LOCAL_QUERY,
+    AskProgress,
     EpochCommitted,
     EpochPlan,
     GroupSpec,
     ReadOutputs,
     Receipt,
     Register,
+    StateProgress,
     check_name,
     writer_id,
 )
@@ -110,6 +112,11 @@ class Transactions:
         """What each kind reads and writes, what depends on what, and how it runs."""
         return self._program.explain()
 
+    def progress(self) -> StateProgress:
+        """How far each operator of the group has come (`updaters`), and how many events were late (`late`)."""
+        answer: StateProgress = self._client.call(AskProgress(self._group.name))
+        return answer
+
     def to(self, function: Callable[[DataFrame, int], Any]) -> Callable[[DataFrame, int], None]:
         """For `foreachBatch`: runs the epoch, then `function(frame, epoch)` gets its events with their outcomes.
 
@@ -156,7 +163,7 @@ class Transactions:
         )
 
     def _intake(self, schema: pa.Schema) -> EventIntake:
-        for name in (self._at, *(() if self._seq is None else (self._seq,))):
+        for name in (self._at, *(() if self._seq is None else (self._seq,)), *schema.names):
             column_of(schema.empty_table(), name)
         check_outputs(self._program, schema.names)
         # Says what will be interpreted, and why, where the user reads it.
@@ -201,4 +208,7 @@ class OutputTask:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 start, stop = (self._rows * place // self._tasks for place in (number, number + 1))
-                yield from self._outputs.read(client_of(self._link), start, stop).to_batches()
+                # In pieces: Spark takes the one while the next comes.
+                for first in range(start, stop, OUTPUT_ROWS):
+                    piece = self._outputs.read(client_of(self._link), first, min(first + OUTPUT_ROWS, stop))
+                    yield from piece.to_batches()

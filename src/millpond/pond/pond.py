@@ -15,7 +15,7 @@ from millpond.errors import BadOption, UnknownState, UnknownTable
 from millpond.ops.flow import Flow
 from millpond.ops.transactions import Transactions
 from millpond.pond.state import State
-from millpond.pond.table import Table
+from millpond.pond.table import Table, default_row
 from millpond.programs import TableSpec
 from millpond.rules import (
     CompactRule,
@@ -139,7 +139,8 @@ class Pond:
                 hint="give both, or neither and no default to get a table as it is",
                 option="key" if key is None else "value",
             )
-        spec = TableSpec(key, value, None if default is None else dict(default))
+        columns = TableSpec(key, value).columns
+        spec = TableSpec(key, value, default_row(columns, default))
         canonical = replace(spec, key=format_ddl(pa.schema([spec.key_field])), value=format_ddl(spec.columns))
         self._client.call(OpenTable(check_name(group, "the group"), name, canonical))
         return self._existing_table(name)

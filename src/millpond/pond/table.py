@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.container.group import table_schema
-from millpond.errors import NullKey, WrongType
+from millpond.errors import BadOption, MillpondError, NullKey, WrongType
+from millpond.schema import cast_column, describe_type
 from millpond.wire.messages import FindRows, GroupSpec, ReadTable
+
+
+def default_row(columns: pa.Schema, default: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A default as a table keeps it: every value of its column's type, times as microseconds."""
+    if default is None:
+        return None
+    out: dict[str, Any] = {}
+    for name, value in default.items():
+        out[name] = value
+        if name not in columns.names:
+            continue  # the spec refuses it, and names what there is
+        type_ = columns.field(name).type
+        try:
+            held = cast_column(pa.array([value]), pa.field(name, type_), name)[0]
+        except (MillpondError, pa.ArrowException, OverflowError):
+            held = pa.scalar(None)
+        if not held.is_valid:
+            raise BadOption(
+                f"the default {value!r} is no {describe_type(type_)}",
+                hint=f"give column {name!r} a value of its type",
+                option="default",
+            )
+        out[name] = held.value if pa.types.is_timestamp(type_) else held.as_py()
+    return out
 
 
 class Table:
@@ -49,7 +74,9 @@ class Table:
             keys = keys.combine_chunks()
         try:
             type_ = self._spec.key_type
-            array = keys.cast(type_) if isinstance(keys, pa.Array) else pa.array(keys, type_)
+            array = keys if isinstance(keys, pa.Array) else pa.array(keys)
+            # A cast to strings takes anything; all other casts refuse what would not be the same key.
+            array = pa.array(keys, type_) if pa.types.is_string(type_) else array.cast(type_)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
             raise WrongType(
                 f"these are no keys of table {self.name!r}: {error}",

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from millpond.kernels import control as at
 from millpond.kernels import index
 from millpond.stores import views
-from millpond.stores.heaps import grown
 from millpond.stores.keys import KeyKind, Keys
+from millpond.stores.room import grown
 
 _FIRST_CAPACITY = 16
 _NO_TABLE: NDArray[np.int64] = np.empty((0, 2), np.int64)

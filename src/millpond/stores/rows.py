@@ -41,6 +41,8 @@ def digest_columns(columns: Sequence[pa.Array]) -> int:
 
 def _fold(rows: NDArray[np.uint64], array: pa.Array) -> None:
     """Fold a column into its rows' hashes."""
+    if pa.types.is_null(array.type):
+        array = pa.nulls(len(array), pa.int8())
     valid = views.validity(array)
     if pa.types.is_struct(array.type):
         words = np.full(len(array), _SEED, np.uint64)
@@ -62,8 +64,6 @@ def _words(array: pa.Array) -> NDArray[np.uint64]:
     type_, types, count = array.type, pa.types, len(array)
     if isinstance(type_, pa.BaseExtensionType):
         return _words(array.storage)
-    if types.is_null(type_):
-        return np.zeros(count, np.uint64)
     if types.is_dictionary(type_):
         return _words(array.dictionary_decode())
     if types.is_boolean(type_):

@@ -56,6 +56,8 @@ class VersionedSlice:
         self._swept_from = SMALLEST_TIME
         self._sweep_cursor = 0
         self._sweep_left = 0
+        # Nothing has come in since the last sweep ended.
+        self._settled = False
 
     # Writing
 
@@ -76,6 +78,7 @@ class VersionedSlice:
             raise RuntimeError("a frozen copy takes no inserts")
         if len(keys) == 0:
             return
+        self._settled = False
         times = views.plain(times)
         if not self._masked and self._layout.has_nulls(values):
             self._arena.widen()
@@ -84,7 +87,11 @@ class VersionedSlice:
         for c, heap in self._heaps.items():
             # What is folded comes later.
             heap.append(values[c] if c < len(values) else pa.nulls(len(keys), heap.type))
+        known = self.keys
         ids = self._index.assign(keys)
+        if self._sweep_left:
+            # A sweep under way passes the new entries, too, before it comes round to the first.
+            self._sweep_left += self.keys - known
         since, rules = _clamped(keep_from), self.rules
         if rules.by_mask and since > SMALLEST_TIME:
             self._retain(compaction.full_entries(ids, self._index.entries, self._arena.cells, since), since)
@@ -127,6 +134,8 @@ class VersionedSlice:
         is under way.
         """
         keep_from = _clamped(keep_from)
+        if self._settled and keep_from <= self._swept_from:
+            return True
         if keep_from > self._swept_from:
             self._swept_from = keep_from
             self._sweep_left = self.keys
@@ -139,7 +148,8 @@ class VersionedSlice:
         settled = self._index.advance_growth(budget)
         self._arena.rewrite(self._index.entries)
         self._rewrite_heaps()
-        return settled and self._sweep_left == 0
+        self._settled = settled and self._sweep_left == 0
+        return self._settled
 
     def _sweep_step(self, budget: int) -> None:
         entries, since = self._index.entries, self._swept_from

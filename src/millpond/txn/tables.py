@@ -18,9 +18,9 @@ from millpond.errors import WrongColumn
 from millpond.kernels import control as at
 from millpond.programs import KEY, TableSpec, Type, type_of
 from millpond.stores import views
-from millpond.stores.heaps import grown
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
+from millpond.stores.room import grown
 from millpond.txn._keycode import ASKED
 from millpond.txn._statements import TableLayout
 from millpond.txn._threads import in_parts
