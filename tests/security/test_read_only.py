@@ -17,6 +17,11 @@ def widest(times: Any, value: Any) -> float:
     return float(value.max() - value.min())
 
 
+@mp.transaction
+def pay(accounts: Any, account: int, amount: int) -> None:
+    accounts[account].balance += amount
+
+
 @pytest.fixture
 def ponds(tmp_path: Path) -> Iterator[tuple[mp.Pond, mp.Pond]]:
     """A pond, and the same through its read-only token."""
@@ -25,6 +30,9 @@ def ponds(tmp_path: Path) -> Iterator[tuple[mp.Pond, mp.Pond]]:
         feed = state.update(key="k", at="t", value="v", name="feed")
         feed(pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]}), 0)
         state.finish("feed")
+        accounts = pond.table("accounts", key="long", value="balance long", default={"balance": 0})
+        bank = pond.transactions("bank", [accounts], {"pay": pay})
+        bank(pa.table({"ts": [1], "account": [7], "amount": [5]}), 0)
         token = (tmp_path / "pond" / "token.read").read_text()
         with mp.connect(pond.address, token=token) as reader:
             yield pond, reader
@@ -38,6 +46,8 @@ def test_it_reads(ponds: tuple[mp.Pond, mp.Pond]) -> None:
     assert state.snapshot().num_rows == 2
     assert state.progress().update == float("inf")
     assert reader.metrics()["states"]["s"]["keys"] == 2
+    assert reader.table("accounts").snapshot().to_pylist() == [{"key": 7, "balance": 5}]
+    assert reader.table("accounts").read([7, 8])["balance"].to_pylist() == [5]
 
 
 CHANGES: dict[str, Callable[[mp.Pond], object]] = {
@@ -45,6 +55,8 @@ CHANGES: dict[str, Callable[[mp.Pond], object]] = {
     "an updater": lambda pond: pond.state("s").update(key="k", at="t", value="v", name="another"),
     "a fetcher": lambda pond: pond.state("s").report("views", fetch=5),
     "the end of an updater": lambda pond: pond.state("s").finish("feed"),
+    "a new table": lambda pond: pond.table("others", key="long", value="n long"),
+    "transactions": lambda pond: pond.transactions("bank", ["accounts"], {"pay": pay}),
     "a checkpoint": lambda pond: pond.checkpoint(),
     "a fetch with code": lambda pond: (
         pond.state("s")

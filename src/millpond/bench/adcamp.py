@@ -158,7 +158,7 @@ class _Bench:
         frame = versions_of(self._spark, self._work.keys, epoch * step, (epoch + 1) * step)
         rows = named(frame) if as_strings else frame
         feed = state.update(key="ad", at="ts", value="campaign", name="feed")
-        return _timed(lambda: feed(rows, epoch))
+        return timed(lambda: feed(rows, epoch))
 
     def fetch(self) -> None:
         """The four systems that take all views."""
@@ -279,7 +279,7 @@ class _Bench:
 
     def _run(self, system: str, frame: DataFrame, rows: int, counts: bool) -> None:
         cpu = cpu_seconds()
-        seconds = _timed(lambda: frame.write.format("noop").mode("overwrite").save())
+        seconds = timed(lambda: frame.write.format("noop").mode("overwrite").save())
         used = cpu_seconds() - cpu
         if counts:
             self._rates[system] = max(self._rates.get(system, 0.0), rows / seconds)
@@ -345,7 +345,7 @@ def cpu_seconds() -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def _timed(work: Callable[[], object]) -> float:
+def timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

@@ -151,7 +151,8 @@ class Core:
                 message.transactions,
             )
             pending = self._pending.get((message.state, message.writer))
-            if pending and _same(pending.record, record):
+            # Records run again in the order of the log: one that others were logged after is logged once more.
+            if pending and pending.seq == self._seq and _same(pending.record, record):
                 return self._prepared(pending.record)
             self._seq += 1
             return Append(self._seq, record)

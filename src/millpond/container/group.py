@@ -30,6 +30,11 @@ PARTS = pa.schema([("kind", pa.string()), ("name", pa.string()), ("rows", pa.lar
 # Outputs are kept for an epoch that runs again: the newest two, and more of them while they are small.
 OUTPUTS_KEPT = (2, 64)
 OUTPUTS_BYTES_MAX = 64 << 20
+# Of one operator, so many queries may run their epochs again: those that were heard of last.
+QUERIES_KEPT = 4
+# What goes into one batch of an answer: Arrow Flight sends none of 2 GiB.
+BATCH_BYTES = 64 << 20
+REPORT_WAIT_S = 1.0
 
 
 class GroupStore:
@@ -47,17 +52,22 @@ class GroupStore:
                 self.tables[name] = TableStore(spec, self.strings)
 
     def keep_outputs(self, writer: str, epoch: int, outputs: pa.Table) -> None:
-        """Of an operator, only the query that was heard of last may run an epoch again."""
+        """For an epoch that runs again. The query that was heard of last comes last."""
         operator = _operator(writer)
-        for other in [other for other in self.outputs if other != writer and _operator(other) == operator]:
+        others = [other for other in self.outputs if other != writer and _operator(other) == operator]
+        for other in others[: max(0, len(others) + 1 - QUERIES_KEPT)]:
             del self.outputs[other]
-        kept = self.outputs.setdefault(writer, {})
+        kept = self.outputs[writer] = self.outputs.pop(writer, {})
         kept[epoch] = outputs
         least, most = OUTPUTS_KEPT
         while len(kept) > least and (
             len(kept) > most or sum(table.nbytes for table in kept.values()) > OUTPUTS_BYTES_MAX
         ):
             del kept[min(kept)]
+
+    @property
+    def outputs_bytes(self) -> int:
+        return sum(table.nbytes for kept in list(self.outputs.values()) for table in list(kept.values()))
 
     def copy(self) -> GroupStore:
         """All of it as it is now, to be read while this one goes on."""
@@ -76,7 +86,7 @@ class GroupStore:
         columns = [
             pa.array([kind for kind, _, _ in parts], pa.string()),
             pa.array([name for _, name, _ in parts], pa.string()),
-            pa.array([_stream_of(rows) for _, _, rows in parts], pa.large_binary()),
+            _streams_of([rows for _, _, rows in parts]),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=PARTS)
 
@@ -107,6 +117,7 @@ class HeldGroup:
         self.threads = threads
         self.figures: dict[str, Any] = {"epochs": 0, "events": 0, "committed": 0, "aborted": 0}
         self._arranged: tuple[Record, pa.Table, Arranged] | None = None
+        self._sizes: dict[str, dict[str, int]] = {}
 
     def extend(self, spec: GroupSpec) -> None:
         """The group has gained tables; it never loses any."""
@@ -142,14 +153,14 @@ class HeldGroup:
         if self.spec.home not in among:
             return 0
         held = self.home()
-        arranged, self._arranged = self._arranged, None
-        if arranged is not None and arranged[0] is record:
-            events, epoch = arranged[1:]
-        else:
-            events, epoch = self._arrange(record)
         with held.lock:
             if held.vector.get(record.writer, -1) >= record.epoch:
                 return 0
+            arranged, self._arranged = self._arranged, None
+            if arranged is not None and arranged[0] is record:
+                events, epoch = arranged[1:]
+            else:
+                events, epoch = self._arrange(record)
             assert record.transactions is not None
             outcome = program_of(record.transactions).execute(epoch, held.store.tables, self.threads)
             outputs = outcome.outputs.drop_columns(["event"])
@@ -226,16 +237,23 @@ class HeldGroup:
                 hint="only the newest epochs can run again; the tables are as that epoch left them, and later ones",
                 epoch=epoch,
             )
-        return outputs.schema, iter(outputs.slice(start, max(stop - start, 0)).to_batches())
+        return outputs.schema, in_batches(outputs.slice(start, max(stop - start, 0)))
 
     def report(self) -> dict[str, Any]:
-        """Figures: of the tables, and of how transactions ran."""
+        """Figures: of the tables, and of how transactions ran.
+
+        Those of tables are older while a long epoch runs: a container that is busy must not look as if it had ended.
+        """
         if not self.slices:
             return {}
         held = self.home()
-        with held.lock:
-            tables = {name: {"keys": len(t), "bytes": t.nbytes} for name, t in held.store.tables.items()}
-            return {**self.figures, "tables": tables}
+        if held.lock.acquire(timeout=REPORT_WAIT_S):
+            try:
+                tables = held.store.tables.items()
+                self._sizes = {name: {"keys": len(t), "bytes": t.nbytes} for name, t in tables}
+            finally:
+                held.lock.release()
+        return {**self.figures, "tables": self._sizes}
 
     def home(self) -> HeldSlice[GroupStore]:
         try:
@@ -303,16 +321,26 @@ def _loaded(text: bytes) -> Program:
     return load_program(msgspec.msgpack.decode(text, type=ProgramCode))
 
 
+def in_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The rows in batches that travel."""
+    most = max(1, len(rows) * BATCH_BYTES // max(rows.nbytes, 1))
+    return iter(rows.to_batches(max_chunksize=most))
+
+
 def _operator(writer: str) -> str:
     return writer.partition("@")[0]
 
 
-def _stream_of(rows: pa.Table) -> bytes:
+def _streams_of(tables: Sequence[pa.Table]) -> pa.Array:
+    """Each table as an Arrow stream. They are written one after the other, and not copied again."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    ends = [0]
+    for rows in tables:
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        ends.append(sink.tell())
+    offsets = pa.array(ends, pa.int64()).buffers()[1]
+    return pa.Array.from_buffers(pa.large_binary(), len(tables), [None, offsets, sink.getvalue()])
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

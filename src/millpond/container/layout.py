@@ -63,14 +63,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A log record without its rows. `counts[batch][slice]` rows each."""
+    """A log record without its rows. `counts[batch][slice]` rows each.
+
+    `transactions` are in MessagePack: JSON has no infinity, which may be a default.
+    """
 
     state: str
     writer: str
     epoch: int
     digest: int
     counts: list[list[int]]
-    transactions: Transactions | None = None
+    transactions: bytes | None = None
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +140,7 @@ def write_record(
         record.epoch,
         record.digest,
         [sliced.counts.tolist() for sliced in record.batches],
-        record.transactions,
+        None if record.transactions is None else msgspec.msgpack.encode(record.transactions),
     )
     batches = [sliced.batch for sliced in record.batches]
     path = record_path(root, directory, seq)
@@ -159,15 +162,21 @@ def read_record(
     path = record_path(root, directory, seq)
     batches, found, metadata = read_table_file(files, path)
     head = _parse(metadata, "record", RecordHead, path)
-    if not found.equals(schema_of(found.names, head.transactions)) or [
-        sum(counts) for counts in head.counts
-    ] != [len(batch) for batch in batches]:
+    transactions = None
+    if head.transactions is not None:
+        try:
+            transactions = msgspec.msgpack.decode(head.transactions, type=Transactions)
+        except msgspec.DecodeError as error:
+            raise CorruptFile(f"{path} does not hold transactions: {error}", path=path) from None
+    if not found.equals(schema_of(found.names, transactions)) or [sum(counts) for counts in head.counts] != [
+        len(batch) for batch in batches
+    ]:
         raise CorruptFile(f"{path} does not hold rows of state {head.state}", path=path)
     sliced = [
         SlicedBatch(batch, np.asarray(counts, dtype=np.int32))
         for batch, counts in zip(batches, head.counts, strict=True)
     ]
-    return Record(head.state, head.writer, head.epoch, head.digest, sliced, head.transactions)
+    return Record(head.state, head.writer, head.epoch, head.digest, sliced, transactions)
 
 
 def snapshot_directory(root: str, state: str) -> str:

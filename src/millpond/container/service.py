@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from millpond.container.core import Append, Core
-from millpond.container.group import HeldGroup
+from millpond.container.group import HeldGroup, in_batches
 from millpond.container.held import HeldSlice, HeldState, Record, Runner, run_serially
 from millpond.container.layout import (
     CONTAINERS,
@@ -56,6 +56,7 @@ from millpond.wire.messages import (
 
 LOG_BYTES_MAX = 128 << 20
 LOG_RECORDS_MAX = 512
+LOG_PER_OUTPUTS = 4
 SWEEP_ENTRIES = 4096
 
 
@@ -129,7 +130,7 @@ class ContainerService:
                 return held.rows_schema, (held.newest(number, at) for number in self.core.owned)
             case ReadTable(group, table):
                 rows = self.core.group(group).read(table)
-                return rows.schema, iter(rows.to_batches())
+                return rows.schema, in_batches(rows)
             case ReadOutputs(group, writer, epoch, start, stop):
                 return self.core.group(group).read_outputs(writer, epoch, start, stop)
         raise BadMessage(f"a container does not read for {type(message).__name__}")
@@ -221,10 +222,18 @@ class ContainerService:
             for number in self._core.owned:
                 idle &= state.sweep(number, SWEEP_ENTRIES)
         plan = self._core.plan_checkpoint()
-        grown = self._log_bytes > LOG_BYTES_MAX or plan.covered - self._manifest.covered > LOG_RECORDS_MAX
+        grown = (
+            self._log_bytes > self._log_bytes_max() or plan.covered - self._manifest.covered > LOG_RECORDS_MAX
+        )
         if grown or self._manifest.needs:
             self.checkpoint()
         return idle
+
+    def _log_bytes_max(self) -> int:
+        """Checkpoints write outputs too, whether or not they changed: the log may be some times as large as those."""
+        groups = [held for held in list(self.core.states.values()) if isinstance(held, HeldGroup)]
+        outputs = sum(held.store.outputs_bytes for group in groups for held in group.slices.values())
+        return LOG_BYTES_MAX + LOG_PER_OUTPUTS * outputs
 
     def checkpoint(self) -> None:
         """Snapshots every dirty slice, one by one, then lets go of the log that they make unnecessary.

@@ -92,6 +92,12 @@ class Transactions:
         seq: str | None,
         late: str,
     ) -> None:
+        if not isinstance(kinds, Mapping):
+            raise BadOption(
+                "kinds= takes functions by the value of the kind column",
+                hint='kinds={"transfer": transfer}',
+                option="kinds",
+            )
         if not kinds:
             raise BadOption("there are no kinds", hint='kinds={"transfer": transfer}', option="kinds")
         functions = {

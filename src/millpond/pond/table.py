@@ -18,6 +18,12 @@ def default_row(columns: pa.Schema, default: Mapping[str, Any] | None) -> dict[s
     """A default as a table keeps it: every value of its column's type, times as microseconds."""
     if default is None:
         return None
+    if not isinstance(default, Mapping):
+        raise BadOption(
+            f"default={default!r} gives no value for each column",
+            hint=f"default={dict.fromkeys(columns.names, 0)!r}",
+            option="default",
+        )
     out: dict[str, Any] = {}
     for name, value in default.items():
         out[name] = value

@@ -243,10 +243,17 @@ def steps(start: int, stop: int, step: int) -> int:
     return (start - stop - 1) // (-step) + 1
 
 
-@_part
-def known_row(known: Any, key: int) -> int:
-    """The row of a key where it is known already."""
-    return known[key] if 0 <= key < known.shape[0] else -3  # type: ignore[no-any-return]
+if JIT_ENABLED:
+
+    @_part
+    def known_row(known: Any, key: int) -> Any:
+        """The row of a key where it is known already. An unsigned index cannot count from the end: it is one load."""
+        place = np.uint64(key)
+        return known[place] if place < np.uint64(known.shape[0]) else np.int64(-3)
+else:
+
+    def known_row(known: Any, key: int) -> Any:
+        return known[key] if 0 <= key < known.shape[0] else -3
 
 
 NAMES: dict[str, Any] = {

@@ -14,7 +14,7 @@ from millpond.txn._arithmetic import RANGE_STEPS_MAX
 COMMITTED = 0
 RETURNED = -1
 RETURNED_NOTHING = -2
-OVERFLOW, ZERO, INDEX, NAN, DOMAIN, SHIFT, STEP, STEPS, NULL = range(1, 10)
+OVERFLOW, ZERO, INDEX, NAN, DOMAIN, SHIFT, STEP, STEPS, NULL, BEYOND = range(1, 11)
 FULL = 15  # its log was too short: it is undone, and done again with a longer one
 REASONS = {
     OVERFLOW: "overflow",
@@ -25,6 +25,7 @@ REASONS = {
     SHIFT: "ValueError: negative shift count",
     STEP: "ValueError: range() arg 3 must not be zero",
     STEPS: f"a range of more than {RANGE_STEPS_MAX} steps",
+    BEYOND: "a key that the type of the table's keys does not hold",
 }
 FIRST_MISSING = 16
 FIRST_ABORT = 1024

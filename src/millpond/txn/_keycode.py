@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from millpond.txn._code import CannotCompile, Value
+from millpond.txn._code import BEYOND, CannotCompile, Value
 from millpond.txn._statements import Statements
 from millpond.txn._syntax import abort_call, refuse
 from millpond.txn.facts import Slot
@@ -172,11 +172,15 @@ class KeyCode(Statements):
 
 def checked_key(code: Statements, node: ast.Subscript, slot: Slot) -> Value:
     """The value of a key. BadTransaction where its type is not that of the table's keys."""
-    wanted = code.tables[slot.table].key
+    layout = code.tables[slot.table]
+    wanted = layout.key
     if isinstance(node.slice, (ast.Tuple, ast.Slice)):
         raise refuse(code.found.tree, node, f"{ast.unparse(node)}: a table has one key")
     key = code.ex.value(node.slice)
     if key.type == wanted:
+        if layout.key_bits < 64:
+            lowest, highest = layout.key_range
+            code.write.fail(f"{key.text} < {lowest} or {key.text} > {highest}", BEYOND)
         return key
     if wanted == "long" and key.type == "bool":
         return code.ex.as_long(key)

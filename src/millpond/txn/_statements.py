@@ -27,6 +27,12 @@ class TableLayout:
     key: Type
     columns: Mapping[str, tuple[int, Type]]
     has_default: bool
+    key_bits: int = 64  # of keys that are numbers
+
+    @property
+    def key_range(self) -> tuple[int, int]:
+        """The lowest and the highest key."""
+        return -(1 << self.key_bits - 1), (1 << self.key_bits - 1) - 1
 
     @property
     def width(self) -> int:

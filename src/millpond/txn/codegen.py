@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +18,7 @@ from millpond.kernels._jit import JIT_ENABLED
 from millpond.programs import Type
 from millpond.txn._arithmetic import NAMES
 from millpond.txn._bodycode import LOG_FIRST, BodyCode
+from millpond.txn._cache import compiled, kept_source
 from millpond.txn._code import FIRST_ABORT, FULL, CannotCompile, Field, Writer
 from millpond.txn._keycode import UNKNOWN, KeyCode
 from millpond.txn._statements import TableLayout
@@ -113,12 +113,13 @@ def check(function: Function, tables: Mapping[str, TableLayout]) -> CannotCompil
 @lru_cache(maxsize=256)
 def kernel(source: str, name: str) -> Callable[..., Any]:
     """The function of that text, compiled on its first call; without the compiler, as it is."""
-    given = dict(NAMES)
-    exec(compile(source, f"<{name} of transactions>", "exec"), given)  # noqa: S102 - our own text
+    given = {**NAMES, "__name__": __name__}
     if not JIT_ENABLED:
+        exec(compile(source, f"<{name} of transactions>", "exec"), given)  # noqa: S102 - our own text
         return _quiet(given[name])
-    found: Callable[..., Any] = numba.njit(nogil=True, error_model="numpy", boundscheck=False)(given[name])
-    return found
+    file = kept_source(source)
+    exec(compile(source, file or f"<{name} of transactions>", "exec"), given)  # noqa: S102 - our own text
+    return compiled(given[name], file)
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,21 +27,34 @@ class KindEvents:
     numbers: Longs  # of the events, as they came
     rows: Longs  # of the events, in the table
     table: pa.Table
+    _values: dict[str, list[Any]] = field(default_factory=dict)
 
-    def field(self, name: str) -> pa.Array:
-        """The values of the events, one after the other."""
-        return one(self.table[name]).take(pa.array(self.rows))
+    def values(self, name: str) -> list[Any]:
+        """A field as the interpreter gives it to user code. WrongType where Python has no such values."""
+        if name not in self._values:
+            column = one(self.table[name]).take(pa.array(self.rows))
+            try:
+                self._values[name] = _plain(column)
+            except Exception as error:  # noqa: BLE001 - Arrow's, Python's and those of whoever knows time zones
+                raise WrongType(
+                    f"field {name!r} is {column.type}, and its values cannot be given to a function: {error}",
+                    hint="cast the column, or round its values",
+                    column=name,
+                    expected="values that Python has",
+                    actual=str(column.type),
+                ) from None
+        return self._values[name]
 
     def arrays(self, kind: int, fields: Sequence[Field], strings: Strings) -> dict[str, NDArray[Any]]:
         """The fields, of all rows of the table, under the names that kernels know them by."""
         out: dict[str, NDArray[Any]] = {f"rows_{kind}": self.rows}
-        for field in fields:
-            column, name = one(self.table[field.name]), f"k{kind}_{field.name}"
-            if field.is_list:
+        for wanted in fields:
+            column, name = one(self.table[wanted.name]), f"k{kind}_{wanted.name}"
+            if wanted.is_list:
                 offsets = views.offsets_of(column, pa.types.is_large_list(column.type))
-                out[f"o{kind}_{field.name}"] = views.plain(offsets)
+                out[f"o{kind}_{wanted.name}"] = views.plain(offsets)
                 column = column.values
-            out[name] = held(column, field, strings)
+            out[name] = held(column, wanted, strings)
         return out
 
 
@@ -155,11 +168,11 @@ def _ordered(
             continue
         chosen = table.select([_named(table, field) for field in dict.fromkeys(fields[name])])
         tables.append(chosen)
-        for field in chosen.column_names:
-            nulls = _nulls(one(chosen[field]))
+        for taken in chosen.column_names:
+            nulls = _nulls(one(chosen[taken]))
             if nulls is not None:
                 for number in first + np.flatnonzero(nulls & (kinds == k) if shared else nulls):
-                    reasons.setdefault(int(number), f"field {field!r} is null")
+                    reasons.setdefault(int(number), f"field {taken!r} is null")
                     runs[number] = False
     if reasons:
         order = order[runs[order]]
@@ -188,6 +201,23 @@ def one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    """Values as user code sees them: timestamps and dates as numbers, also in lists."""
+    type_ = column.type
+    is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_)
+    inner = type_.value_type if is_list else type_
+    for step in _steps(inner):
+        column = column.cast(pa.large_list(step) if is_list else step)
+    found: list[Any] = column.to_pylist()
+    return found
+
+
+def _steps(type_: pa.DataType) -> list[pa.DataType]:
+    if pa.types.is_timestamp(type_):
+        return [pa.timestamp("us", tz=type_.tz), pa.int64()]
+    return [pa.int32()] if pa.types.is_date32(type_) else []
 
 
 def _nulls(column: pa.Array) -> NDArray[np.bool_] | None:

@@ -16,7 +16,7 @@ from millpond.programs import Type
 from millpond.txn import codegen, grouping, plans
 from millpond.txn._code import COMMITTED, FIRST_ABORT, FIRST_MISSING, REASONS, RETURNED
 from millpond.txn._threads import in_threads, parts_of
-from millpond.txn.events import Epoch, one
+from millpond.txn.events import Epoch
 from millpond.txn.facts import Analysis
 from millpond.txn.interpreter import Interpreted, ResultTypes
 from millpond.txn.tables import TableStore
@@ -175,11 +175,11 @@ class Run:
             where = np.flatnonzero(self.epoch.kind_of == k)
             found = self._keys(k, number, args, [_NO_LONGS] * len(self.stores))
             size = self.prepared.functions[kind].found.frame_sizes[0]
-            for table, keys, places in found.asked:
+            for table, _, places in found.asked:
                 event, write = _touched(places, found.offsets, size)
                 events.append(where[event])
                 writes.append(write)
-                rows.append(self.stores[table].resolve(keys, self.threads) + base[table])
+                rows.append(args[f"flat_{number}"][places >> 1] + base[table])
         return plans.Touches(
             np.concatenate(events), np.concatenate(rows), np.concatenate(writes), int(base[-1])
         )
@@ -217,7 +217,7 @@ class Run:
             if kind not in numbers and len(self.epoch.kinds[k].numbers):
                 found = self.program.found[kind]
                 functions[k] = Interpreted(self.program.kinds[kind], found, stores, results)
-                columns[k] = [_plain(self.epoch.kinds[k].field(name)) for name in found.fields]
+                columns[k] = [self.epoch.kinds[k].values(name) for name in found.fields]
                 values[k] = [None] * len(self.epoch.kinds[k].numbers)
         if self.prepared.compiled is not None:
             self._call(args, np.arange(0))  # compiles, before anything has changed
@@ -368,21 +368,6 @@ def _touched(places: Longs, offsets: Longs, size: int) -> Touched:
 
 def _is_missing(status: NDArray[np.int32]) -> NDArray[np.bool_]:
     return (status >= FIRST_MISSING) & (status < FIRST_ABORT)
-
-
-def _plain(column: pa.Array) -> list[Any]:
-    """Values as the interpreter gives them to user code: timestamps and dates as numbers."""
-    type_ = column.type
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        inner = type_.value_type
-        if pa.types.is_timestamp(inner) or pa.types.is_date32(inner):
-            column = column.cast(pa.list_(pa.int64() if pa.types.is_timestamp(inner) else pa.int32()))
-    elif pa.types.is_timestamp(type_):
-        column = column.cast(pa.timestamp("us", tz=type_.tz)).cast(pa.int64())
-    elif pa.types.is_date32(type_):
-        column = column.cast(pa.int32())
-    found: list[Any] = one(column).to_pylist()
-    return found
 
 
 def _weight(tree: ast.FunctionDef) -> float:

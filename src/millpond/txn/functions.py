@@ -154,6 +154,14 @@ def _results(text: str, found: Analysis) -> tuple[tuple[str, ...], tuple[pa.Data
         words = part.strip().split(maxsplit=1)
         names.append(words[0] if words else "")
         types.append(parse_ddl(words[1], "value").field(0).type if len(words) > 1 else None)
+    taken = sorted({"event", "committed", "reason"}.intersection(names))
+    if taken:
+        raise BadTransaction(
+            f"transaction {found.name!r}: the outputs have a column {taken[0]!r} of their own",
+            hint="name the result otherwise",
+            transaction=found.name,
+            line=found.tree.lineno,
+        )
     if len(names) != found.width or "" in names or len(set(names)) < len(names):
         raise BadTransaction(
             f"transaction {found.name!r} returns {found.width} values, results={text!r} names others",

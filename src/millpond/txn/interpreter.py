@@ -15,7 +15,7 @@ import numpy as np
 from millpond.errors import Aborted, BadTransaction
 from millpond.programs import Type
 from millpond.txn._arithmetic import HIGHEST, LOWEST, RANGE_STEPS_MAX
-from millpond.txn._code import OVERFLOW, REASONS, STEPS, ZERO
+from millpond.txn._code import BEYOND, OVERFLOW, REASONS, STEPS, ZERO
 from millpond.txn._statements import constants_of
 from millpond.txn._syntax import abort_call
 from millpond.txn.facts import Analysis
@@ -91,6 +91,9 @@ class Table:
         if not isinstance(key, wanted):
             raise TypeError(f"a key of {self.name} is no {type(key).__name__}")
         number = store.strings.number(key) if isinstance(key, str) else int(_checked(key))
+        lowest, highest = store.layout.key_range
+        if wanted is int and not lowest <= number <= highest:
+            abort(REASONS[BEYOND])
         row = self._rows.get(number)
         if row is None:
             row = self._rows[number] = store.resolve_one(number)

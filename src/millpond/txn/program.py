@@ -133,7 +133,12 @@ class Program:
         fields = {name: found.fields for name, found in self.found.items()}
         epoch = take_apart(events, fields, kind, at, seq)
         schemas = {name: e.table.schema for name, e in zip(self.kinds, epoch.kinds, strict=True)}
-        return Arranged(epoch, self.prepare(schemas))
+        prepared = self.prepare(schemas)
+        for name, of_kind in zip(self.kinds, epoch.kinds, strict=True):
+            if name in prepared.slow and len(of_kind.numbers):
+                for wanted in fields[name]:
+                    of_kind.values(wanted)
+        return Arranged(epoch, prepared)
 
     def execute(
         self,

@@ -35,7 +35,8 @@ def layout_of(spec: TableSpec, number: int) -> TableLayout:
         columns[field.name] = (cell, type_)
     key = type_of(spec.key_type)
     assert key is not None
-    return TableLayout(number, key, columns, spec.default is not None)
+    bits = 64 if key == "string" else spec.key_type.bit_width
+    return TableLayout(number, key, columns, spec.default is not None, bits)
 
 
 class Strings:
@@ -165,7 +166,7 @@ class TableStore:
         """All rows that are there, in the order of their keys: equal tables give equal bytes."""
         rows = np.flatnonzero(self.cells[: len(self.index), 0])
         out = self._rows(rows)
-        return out.take(pc.sort_indices(out[KEY])).combine_chunks()
+        return out.take(pc.sort_indices(out.column(0))).combine_chunks()
 
     export = snapshot
 
@@ -189,11 +190,13 @@ class TableStore:
     def load(self, rows: pa.Table) -> None:
         """Adds rows, as `export` gave them; those that are there already are replaced."""
         rows = rows.combine_chunks()
-        numbers = self.key_numbers(_one(rows[KEY]).cast(self.spec.key_type))
+        # A column may be called as the key is.
+        places_of = rows.schema.get_all_field_indices
+        numbers = self.key_numbers(_one(rows.column(places_of(KEY)[0])).cast(self.spec.key_type))
         places = self.resolve(numbers)
         for field in self.spec.columns:
             cell, type_ = self.layout.columns[field.name]
-            column = _one(rows[field.name]).cast(field.type)
+            column = _one(rows.column(places_of(field.name)[-1])).cast(field.type)
             if column.null_count:
                 raise WrongColumn(
                     f"column {field.name!r} has nulls", column=field.name, available=rows.column_names

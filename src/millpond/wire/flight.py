@@ -19,6 +19,7 @@ from millpond.errors import BadMessage, BadOption, MillpondError, Unauthorised, 
 from millpond.wire.connection import Answer, Handler, SlicedBatch, checked
 from millpond.wire.messages import (
     CONTROL_BYTES_MAX,
+    Apply,
     AskMetrics,
     AskPending,
     AskProgress,
@@ -39,9 +40,9 @@ from millpond.wire.messages import (
 )
 
 CALL_TIMEOUT_S = 120.0
-# Recovery and checkpoints take as long as the state is large; a commit waits for a container to recover.
+# Recovery, checkpoints and transactions take as long as there is much to do; a commit waits for a container to recover.
 LONG_TIMEOUT_S = 3600.0
-LONG_CALLS = (Assign, Checkpoint, CommitEpoch)
+LONG_CALLS = (Apply, Assign, Checkpoint, CommitEpoch)
 # What a read-only token may ask for, and questions without code.
 READS = (
     *(ListStates, Locate, AskProgress, AskPending, AskMetrics),

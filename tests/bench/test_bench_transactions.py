@@ -1,0 +1,71 @@
+"""The schemes beside which transactions are measured give what serial execution gives, and the bench runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from millpond import cli
+from millpond.bench import transactions, transactions_schemes, transactions_sensitivity
+
+
+def outcome(system: str, given: transactions.Case, executors: int) -> tuple[list[pa.Table], list[pa.Table]]:
+    stores = given.stores()
+    timing, outputs = transactions.run_once(system, given, executors, stores)
+    assert 0 < timing.execution < timing.whole
+    return outputs, [store.snapshot() for store in stores.values()]
+
+
+@pytest.mark.parametrize("name", transactions.APPS)
+def test_schemes_that_keep_the_order_equal_serial_execution(name: str) -> None:
+    given = transactions.case(transactions.APPS[name], 12_000, 5_000, keys=40)
+    assert [len(epoch) for epoch in given.epochs] == [5_000, 5_000, 2_000]
+    wanted = outcome("serial", given, 2)
+    for system in ("millpond", *transactions_schemes.ORDERED):
+        for executors in (1, 2, 3):
+            assert outcome(system, given, executors) == wanted, (system, executors)
+    assert outcome("no-lock", given, 1) == wanted
+
+
+def test_the_bench_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "EVENTS_QUICK", 2_000)
+    monkeypatch.setattr(transactions, "APPS", {"tolls": transactions.APPS["tolls"]})
+    monkeypatch.setattr(transactions.transactions_spark, "run_spark", lambda quick, progress: [])
+    done = CliRunner().invoke(
+        cli.app, ["bench", "transactions", "--quick", "--json", str(tmp_path / "found.json")]
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["bench"] == "transactions"
+    assert [result["system"] for result in found["results"]] == list(transactions.SYSTEMS)
+    for result in found["results"]:
+        assert result["app"] == "tolls"
+        assert 0 < result["events_per_s"] < result["execution_events_per_s"]
+    best = max(r["events_per_s"] for r in found["results"] if r["system"] in transactions_schemes.ORDERED)
+    ours = found["results"][0]
+    assert ours["vs_best_scheme"] == pytest.approx(ours["events_per_s"] / best)
+    assert (tmp_path / "found.png").stat().st_size > 1_000
+    assert (tmp_path / "found.svg").stat().st_size > 1_000
+
+
+def test_the_sensitivity_study_writes_tables_and_plots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(transactions_sensitivity, "EVENTS_QUICK", 1_000)
+    monkeypatch.setattr(
+        transactions_sensitivity,
+        "STUDIES",
+        (
+            transactions_sensitivity.Study("grep_sum", "interval", (500, 1_000)),
+            transactions_sensitivity.Study("grep_sum", "skew", (0.0,)),
+        ),
+    )
+    results = transactions_sensitivity.run(True, lambda _: None)
+    assert {(r["parameter"], r["value"]) for r in results} == {("interval", 500), ("skew", 0.0)}
+    transactions_sensitivity.print_table("transactions-sensitivity", results)
+    assert "grep_sum: interval" in capsys.readouterr().out
+    assert len(transactions_sensitivity.plot(tmp_path / "found", "x", results)) == 2

@@ -1,0 +1,305 @@
+"""Transactions in real processes that are killed with SIGKILL: money is conserved, and each event took effect once.
+
+Run as a script, this file is the worker: a process that opens a pond and commits epochs, until a crash point ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import millpond as mp
+from millpond.crashpoints import ENVIRONMENT
+
+SOAK_S = float(os.environ.get("MILLPOND_SOAK_SECONDS", "10"))
+EVENTS = 150
+ACCOUNTS = 12
+START = 100
+
+
+@mp.transaction(results="left, note")
+def transfer(accounts, log, src, dst, amount, name, steps):
+    accounts[src].balance -= amount
+    accounts[dst].balance += amount
+    log[name].count += 1
+    for step in steps:
+        log[name].total += step
+    if accounts[src].balance < 0:
+        mp.abort("poor")
+    log[name].last = name
+    return accounts[src].balance, log[name].total // amount
+
+
+@mp.transaction
+def count(visits, name, amount):
+    visits[name].n += amount
+    if visits[name].n % 7 == 0:
+        mp.abort("seven")
+
+
+# The stream: events of an epoch follow from its number, so that anyone can replay it.
+
+
+def events_of(epoch: int, seed: int = 0) -> pa.Table:
+    """Out of order, some late, amounts of zero among them."""
+    chance = np.random.default_rng([seed, epoch])
+    name = [f"name {number}" for number in chance.integers(0, 9, EVENTS)]
+    return pa.table(
+        {
+            "ts": epoch * 50 + chance.integers(-20, 50, EVENTS),
+            "seq": chance.permutation(EVENTS),
+            "src": chance.integers(0, ACCOUNTS, EVENTS),
+            "dst": chance.integers(0, ACCOUNTS, EVENTS),
+            "amount": chance.integers(0, 60, EVENTS),
+            "name": name,
+            "steps": [chance.integers(0, 5, length).tolist() for length in chance.integers(0, 4, EVENTS)],
+        }
+    )
+
+
+class Ledger:
+    """The serial model: one event after the other, over dicts."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[int, int] = {}
+        self.log: dict[str, dict[str, Any]] = {}
+        self.visits: dict[str, int] = {}
+        self.marks = {"ledger": -np.inf, "visits": -np.inf}
+
+    def timely(self, operator: str, epoch: int, seed: int) -> list[dict[str, Any]]:
+        mark = self.marks[operator]
+        rows = [row for row in events_of(epoch, seed).to_pylist() if row["ts"] >= mark]
+        self.marks[operator] = max([mark, *(row["ts"] for row in rows)])
+        return rows
+
+    def transfers(self, epoch: int) -> list[dict[str, Any]]:
+        rows = self.timely("ledger", epoch, 0)
+        for row in sorted(rows, key=lambda row: (row["ts"], row["seq"])):
+            row |= {"committed": False, "reason": None, "left": None, "note": None}
+            accounts = dict(self.accounts)
+            accounts[row["src"]] = accounts.get(row["src"], START) - row["amount"]
+            accounts[row["dst"]] = accounts.get(row["dst"], START) + row["amount"]
+            entry = dict(self.log.get(row["name"], {"count": 0, "total": 0, "last": ""}))
+            entry["count"] += 1
+            entry["total"] += sum(row["steps"])
+            entry["last"] = row["name"]
+            if accounts[row["src"]] < 0:
+                row["reason"] = "poor"
+            elif row["amount"] == 0:
+                row["reason"] = "ZeroDivisionError: division by zero"
+            else:
+                self.accounts = accounts
+                self.log[row["name"]] = entry
+                row["committed"] = True
+                row["left"], row["note"] = accounts[row["src"]], entry["total"] // row["amount"]
+        return rows
+
+    def counts(self, epoch: int) -> list[dict[str, Any]]:
+        rows = self.timely("visits", epoch, 1)
+        for row in sorted(rows, key=lambda row: (row["ts"], row["seq"])):
+            found = self.visits.get(row["name"], 0) + row["amount"]
+            row |= {"committed": bool(found % 7), "reason": None if found % 7 else "seven"}
+            if found % 7:
+                self.visits[row["name"]] = found
+        return rows
+
+    def tables(self) -> dict[str, Any]:
+        return {
+            "accounts": {key: {"balance": value} for key, value in self.accounts.items()},
+            "log": {name: dict(entry) for name, entry in self.log.items()},
+            "visits": {name: {"n": value} for name, value in self.visits.items()},
+        }
+
+
+def operators(pond: mp.Pond) -> tuple[Any, Any]:
+    accounts = pond.table("accounts", key="long", value="balance long", default={"balance": START})
+    pond.table("log", "string", "count long, total long, last string", {"count": 0, "total": 0, "last": ""})
+    visits = pond.table("visits", key="string", value="n long", default={"n": 0}, group="visits")
+    ledger = pond.transactions("ledger", [accounts, "log"], {"transfer": transfer}, seq="seq")
+    return ledger, pond.transactions("visits", [visits], {"count": count}, seq="seq")
+
+
+def tables_of(pond: mp.Pond) -> dict[str, Any]:
+    found = {}
+    for name, table in pond.tables().items():
+        rows = table.snapshot().to_pylist()
+        found[name] = {row.pop("key"): row for row in rows}
+    return found
+
+
+def open_pond(root: Path, containers: int = 2) -> mp.Pond:
+    return mp.open(root, containers=containers, threads=1, slices=8)
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A root for a pond. After the test no process of it is left."""
+    yield tmp_path / "pond"
+    deadline = time.monotonic() + 20
+    while left := [
+        pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _is_at(pid, tmp_path)
+    ]:
+        assert time.monotonic() < deadline, f"processes {left} were still there"
+        time.sleep(0.05)
+
+
+def _is_at(pid: int, root: Path) -> bool:
+    with suppress(OSError):
+        return pid != os.getpid() and str(root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+@pytest.mark.timeout(SOAK_S + 150)
+def test_containers_killed_at_random_lose_and_double_nothing(root: Path) -> None:
+    """Two operators at once, on groups in different containers, while one container after the other is killed."""
+    chance, ended, model = random.Random(7), threading.Event(), Ledger()
+    failures: list[BaseException] = []
+    epochs, kills, reads = {"ledger": 0, "visits": 0}, 0, 0
+
+    def drive(name: str, op: Any, expected: Any) -> None:
+        try:
+            while not ended.is_set():
+                epoch, seed = epochs[name], int(name == "visits")
+                wanted = expected(epoch)
+                assert op(events_of(epoch, seed), epoch).to_pylist() == wanted, f"{name}, epoch {epoch}"
+                # As a source may, that was not told.
+                if epoch % 4 == 3:
+                    again = events_of(epoch, seed).take(np.arange(EVENTS)[::-1])
+                    assert op(again, epoch).to_pylist() == wanted, f"{name}, epoch {epoch} again"
+                epochs[name] += 1
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
+            failures.append(error)
+
+    def read(pond: mp.Pond) -> None:
+        nonlocal reads
+        try:
+            while not ended.is_set():
+                rows = pond.table("accounts").snapshot()["balance"].to_pylist()
+                assert sum(rows) == START * len(rows), "money came or went"
+                assert all(balance >= 0 for balance in rows), "an abort left a trace"
+                reads += 1
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
+            failures.append(error)
+
+    with open_pond(root) as pond:
+        ledger, visits = operators(pond)
+        threads = [
+            threading.Thread(target=drive, args=("ledger", ledger, model.transfers)),
+            threading.Thread(target=drive, args=("visits", visits, model.counts)),
+            threading.Thread(target=read, args=(pond,)),
+        ]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + SOAK_S
+        while time.monotonic() < deadline and not failures:
+            time.sleep(chance.uniform(0.05, 0.6))
+            serving = pond.containers()
+            if serving:
+                kill(chance.choice(serving).pid)
+                kills += 1
+            if chance.random() < 0.3:
+                with suppress(mp.MillpondError):
+                    pond.checkpoint()
+        ended.set()
+        for thread in threads:
+            thread.join(120)
+        assert not failures, failures
+        assert tables_of(pond) == model.tables()
+    assert kills >= 5
+    assert reads > 5
+    assert min(epochs.values()) >= 10
+    with open_pond(root, containers=3) as pond:
+        assert tables_of(pond) == model.tables()
+
+
+CONTAINER_POINTS = [
+    "log.append.before:3", "log.rename.after:5", "acknowledge.after:4", "apply.before:6", "apply.after:4",
+    "snapshot.rename.before:1", "manifest.dirsync.after:2", "truncate.before:1", "truncate.after:1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("point", CONTAINER_POINTS)
+def test_a_container_that_dies_at_a_point_goes_on_as_if_nothing_had_happened(
+    root: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, point)
+    model = Ledger()
+    with open_pond(root, containers=1) as pond:
+        ledger, visits = operators(pond)
+        for epoch in range(6):
+            assert ledger(events_of(epoch), epoch).to_pylist() == model.transfers(epoch)
+            assert visits(events_of(epoch, 1), epoch).to_pylist() == model.counts(epoch)
+            if epoch == 2:
+                with suppress(mp.MillpondError):
+                    pond.checkpoint()
+        assert pond.metrics()["coordinator"]["container_restarts"] == 1, "it died, once"
+        assert tables_of(pond) == model.tables()
+
+
+def work(root: Path, first: int) -> None:
+    """Commits epochs from `first` on, and says when each is acknowledged."""
+    with open_pond(root) as pond:
+        ledger, _ = operators(pond)
+        for epoch in range(first, first + 20):
+            ledger(events_of(epoch), epoch)
+            sys.stdout.write(json.dumps(epoch) + "\n")
+            sys.stdout.flush()
+            if epoch % 4 == 1:
+                pond.checkpoint()
+
+
+@pytest.mark.timeout(200)
+def test_a_driver_that_dies_at_a_point_finds_whole_epochs(root: Path) -> None:
+    """At points of the coordinator's, which is in the driver; one after the other, on one pond."""
+    done = 0
+    models = [Ledger()]
+    for point in ("journal.sync.after:12", "journal.dirsync.after:9", "publish.before:3", "publish.after:2"):
+        worker = subprocess.run(
+            [sys.executable, __file__, str(root), str(done)],
+            env={**os.environ, ENVIRONMENT: point},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert worker.returncode == -signal.SIGKILL, worker.stderr[-2000:]
+        acknowledged = [json.loads(line) for line in worker.stdout.splitlines()]
+        assert acknowledged == list(range(done, done + len(acknowledged)))
+        done += len(acknowledged)
+        model = Ledger()
+        outputs = [model.transfers(epoch) for epoch in range(done)]
+        with open_pond(root, containers=len(models) % 3 + 1) as pond:
+            ledger, _ = operators(pond)
+            found = tables_of(pond)
+            before = model.tables()
+            in_flight = (model.transfers(done), model.tables())
+            assert found in (before, in_flight[1]), point
+            if done:
+                assert ledger(events_of(done - 1), done - 1).to_pylist() == outputs[-1]
+            assert ledger(events_of(done), done).to_pylist() == in_flight[0]
+            assert tables_of(pond) == in_flight[1]
+        models.append(model)
+        done += 1
+    assert done > 5
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]), int(sys.argv[2]))
