@@ -18,8 +18,12 @@ setup: $(STAMP) ## make .venv with all dependencies, and see that Java is there
 demo: setup ## two streaming queries share one State; every answer is checked
 	@$(BIN)/millpond demo
 
-test: setup ## run all tests
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+# More workers than cores: most tests wait, for a disk or for a Java machine to start.
+test: setup ## run all tests but the long ones
+	@$(BIN)/python -m pytest -n $$((2 * $$(nproc))) --dist loadfile -m "not long"
+
+test-long: setup ## the tests that would make `make test` too long
+	@$(BIN)/python -m pytest -n auto --dist loadfile -m long
 
 soak: setup ## the long tests: many more histories, ten minutes of kill -9; fixed seeds
 	MILLPOND_SOAK=700 $(BIN)/python -m pytest tests/durability/test_state_machine.py

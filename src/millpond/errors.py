@@ -285,3 +285,9 @@ class OutputsGone(MillpondError, LookupError):
     """What an epoch of transactions gave is no longer kept; it took effect, once."""
 
     fields = ("epoch",)
+
+
+class GroupBroken(MillpondError, RuntimeError):
+    """An epoch of transactions that was decided could not run. The group answers again once it can."""
+
+    fields = ("group",)

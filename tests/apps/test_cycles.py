@@ -169,7 +169,7 @@ def test_the_flow_finds_what_networkx_finds_and_f_moves(spark: SparkSession, tmp
     assert second < progress[0][0].update - 48 * HOUR_S * MICROS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_to_its_end(
     spark: SparkSession,  # it takes the session that there is, and stops it at its end
     capsys: pytest.CaptureFixture[str],

@@ -263,7 +263,7 @@ def test_the_command_hands_the_mode_over(monkeypatch: pytest.MonkeyPatch) -> Non
     assert given == [{"mode": "ssp"}, {"mode": "bsp"}]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_to_its_end(
     spark: SparkSession,
     capsys: pytest.CaptureFixture[str],

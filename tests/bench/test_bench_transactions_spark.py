@@ -21,7 +21,7 @@ TINY = transactions_spark.Work(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_systems_run_the_same_events(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

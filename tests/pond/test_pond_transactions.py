@@ -190,6 +190,7 @@ def test_any_program_and_any_partitions_give_what_serial_execution_gives(data: s
 
 
 @pytest.mark.skipif(not JIT_ENABLED, reason="this is the run without the compiler")
+@pytest.mark.long
 def test_many_more_programs_without_the_compiler() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "any_program"]
     done = subprocess.run(

@@ -11,12 +11,13 @@ import pytest
 
 import millpond as mp
 from millpond.container import group
-from millpond.errors import BadOption, BadTransaction, OutputsGone, WrongType
+from millpond.errors import BadOption, BadTransaction, GroupBroken, OutputsGone, WrongType
 from millpond.ops.committing import Staged
 from millpond.ops.intake import Part
 from millpond.ops.transactions import Transactions
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
+from millpond.txn import Program
 from millpond.wire.messages import ContainerStatus
 
 pytestmark = pytest.mark.filterwarnings("ignore::millpond.errors.RuleInterpreted")
@@ -25,6 +26,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::millpond.errors.RuleInterpreted
 @mp.transaction
 def add(t, k, v):  # type: ignore[no-untyped-def]
     t[k].x += v
+
+
+@mp.transaction
+def add_one(a, k):  # type: ignore[no-untyped-def]
+    a[k].n += 1
 
 
 @mp.transaction
@@ -265,3 +271,44 @@ def test_an_empty_epoch_of_many_types_runs() -> None:
         assert len(done) == 0
         assert done.schema.field("w").type == type_
     assert len(t.snapshot()) == 0
+
+
+def test_a_group_that_cannot_run_leaves_the_rest_of_its_container_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever fails after the decision fails again from the log: States in the same container must come back."""
+    files = LossyFiles()
+    pond = LocalPond(files)
+    table = pond.table("a", key="long", value="n long", default={"n": 0})
+    state = pond.state("s", key="long", value="long")
+    feed = state.update(key="k", at="t", value="v", name="feed")
+    op = pond.transactions("o", [table], {"add": add_one})
+    op(pa.table({"ts": [1], "k": [1]}), 0)
+    feed(pa.table({"k": [1], "t": [1], "v": [7]}), 0)
+    sound = Program.execute
+
+    def execute(self: Program, *args: Any, **kwargs: Any) -> Any:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(Program, "execute", execute)
+    with pytest.raises(GroupBroken, match=r"epoch \d of 'o' could not run .* MemoryError"):
+        op(pa.table({"ts": [2], "k": [1]}), 1)
+    with pytest.raises(GroupBroken):
+        table.snapshot()
+    with pytest.raises(GroupBroken):
+        op(pa.table({"ts": [3], "k": [1]}), 2)
+    feed(pa.table({"k": [1], "t": [2], "v": [8]}), 1)
+    state.finish("feed")
+    pond.checkpoint()
+    assert state.snapshot().to_pylist() == [{"key": 1, "time": 2, "value": 8}]
+    assert "MemoryError" in pond.metrics()["groups"]["tables"]["broken"]
+    pond.close()
+    monkeypatch.setattr(Program, "execute", sound)
+    pond = LocalPond(files, containers=2)
+    assert pond.table("a").snapshot().to_pylist() == [{"key": 1, "n": 2}]
+    assert pond.state("s").snapshot().to_pylist() == [{"key": 1, "time": 2, "value": 8}]
+    op = pond.transactions("o", ["a"], {"add": add_one})
+    assert op(pa.table({"ts": [2], "k": [1]}), 1)["committed"].to_pylist() == [True]
+    assert op(pa.table({"ts": [3], "k": [1]}), 2)["committed"].to_pylist() == [True]
+    assert pond.table("a").snapshot().to_pylist() == [{"key": 1, "n": 3}]
+    pond.close()

@@ -19,7 +19,7 @@ import millpond as mp
 JOB = Path(__file__).with_name("flow_job.py")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_flow_whose_driver_is_killed_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

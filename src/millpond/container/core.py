@@ -205,7 +205,14 @@ class Core:
         The record tells nothing about other slices: their part of the epoch is in another log.
         """
         among = sorted(set(self.owned) & set(logged))
-        rows = self.held(record.state).apply(record, among, self._run)
+        held = self.held(record.state)
+        try:
+            rows = held.apply(record, among, self._run)
+        except Exception:
+            # A group that cannot run what was decided keeps that to itself: all else here comes back.
+            if not isinstance(held, HeldGroup) or held.broken is None:
+                raise
+            rows = 0
         vector = self.vector[record.state]
         vector[record.writer] = max(vector.get(record.writer, -1), record.epoch)
         return rows
@@ -230,6 +237,12 @@ class Core:
             if state.slices[number].dirty
         ]
         return CheckpointPlan(covered, dirty, vector)
+
+    def broken(self) -> bool:
+        """Whether a group could not run an epoch that was decided."""
+        return any(
+            isinstance(held, HeldGroup) and held.broken is not None for held in list(self.states.values())
+        )
 
     def staged_rows(self) -> int:
         with self._lock:

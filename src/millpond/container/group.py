@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond.container.held import HeldSlice, Record, Runner
-from millpond.errors import BadMessage, Moved, OutputsGone, UnknownTable, WrongColumn, WrongType
+from millpond.errors import BadMessage, GroupBroken, Moved, OutputsGone, UnknownTable, WrongColumn, WrongType
 from millpond.programs import ProgramCode, TableSpec
 from millpond.stores.rows import digest_columns
 from millpond.times import Progress
@@ -116,6 +116,7 @@ class HeldGroup:
         self.slices = {spec.home: HeldSlice(GroupStore(spec.tables))} if spec.home in slices else {}
         self.threads = threads
         self.figures: dict[str, Any] = {"epochs": 0, "events": 0, "committed": 0, "aborted": 0}
+        self.broken: GroupBroken | None = None
         self._arranged: tuple[Record, pa.Table, Arranged] | None = None
         self._sizes: dict[str, dict[str, int]] = {}
 
@@ -156,20 +157,34 @@ class HeldGroup:
         with held.lock:
             if held.vector.get(record.writer, -1) >= record.epoch:
                 return 0
-            arranged, self._arranged = self._arranged, None
-            if arranged is not None and arranged[0] is record:
-                events, epoch = arranged[1:]
-            else:
-                events, epoch = self._arrange(record)
-            assert record.transactions is not None
-            outcome = program_of(record.transactions).execute(epoch, held.store.tables, self.threads)
-            outputs = outcome.outputs.drop_columns(["event"])
-            for field, column in zip(outputs.schema, outputs.columns, strict=True):
-                events = events.append_column(field, column)
-            held.store.keep_outputs(record.writer, record.epoch, events)
-            held.vector[record.writer] = record.epoch
-            held.dirty = True
-            self._count(len(events), len(events) - outputs["reason"].null_count, outcome.figures)
+            try:
+                return self._run(record, held)
+            except Exception as error:
+                # What is in the tables now is not known. The log is sound: a new start runs it again.
+                self.broken = GroupBroken(
+                    f"epoch {record.epoch} of {_operator(record.writer)!r} could not run on group"
+                    f" {self.spec.name!r}: {type(error).__name__}: {error}",
+                    hint="nothing is lost: open the pond again when the cause is mended, such as too little memory",
+                    group=self.spec.name,
+                )
+                raise self.broken from error
+
+    def _run(self, record: Record, held: HeldSlice[GroupStore]) -> int:
+        """Runs an epoch and keeps what it gave. The caller holds the lock."""
+        arranged, self._arranged = self._arranged, None
+        if arranged is not None and arranged[0] is record:
+            events, epoch = arranged[1:]
+        else:
+            events, epoch = self._arrange(record)
+        assert record.transactions is not None
+        outcome = program_of(record.transactions).execute(epoch, held.store.tables, self.threads)
+        outputs = outcome.outputs.drop_columns(["event"])
+        for field, column in zip(outputs.schema, outputs.columns, strict=True):
+            events = events.append_column(field, column)
+        held.store.keep_outputs(record.writer, record.epoch, events)
+        held.vector[record.writer] = record.epoch
+        held.dirty = True
+        self._count(len(events), len(events) - outputs["reason"].null_count, outcome.figures)
         return len(events)
 
     def _arrange(self, record: Record) -> tuple[pa.Table, Arranged]:
@@ -244,8 +259,8 @@ class HeldGroup:
 
         Those of tables are older while a long epoch runs: a container that is busy must not look as if it had ended.
         """
-        if not self.slices:
-            return {}
+        if not self.slices or self.broken is not None:
+            return {} if self.broken is None else {"broken": str(self.broken)}
         held = self.home()
         if held.lock.acquire(timeout=REPORT_WAIT_S):
             try:
@@ -256,6 +271,8 @@ class HeldGroup:
         return {**self.figures, "tables": self._sizes}
 
     def home(self) -> HeldSlice[GroupStore]:
+        if self.broken is not None:
+            raise self.broken
         try:
             return self.slices[self.spec.home]
         except KeyError:

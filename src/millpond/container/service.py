@@ -198,10 +198,8 @@ class ContainerService:
             return
         with ThreadPoolExecutor(1, "millpond-check") as pool:
             checked = pool.submit(held.check_epoch, step.record)
-            try:
-                self._append(step.seq, step.record)
-            finally:
-                checked.result()
+            self._append(step.seq, step.record)
+        checked.result()
 
     def _append(self, seq: int, record: Record) -> None:
         names = record.batches[0].batch.schema.names if record.batches else ()
@@ -243,6 +241,8 @@ class ContainerService:
         """
         with self._checkpoint_lock:
             core, files, root = self.core, self._files, self._root
+            if core.broken():
+                return  # the log has what could not be applied
             before = self._manifest
             assert before is not None
             with self._log_lock:
