@@ -7,7 +7,7 @@ LOG := $(VENV)/setup.log
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check bench clean
+.PHONY: help setup demo test test-long soak check bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | tr '@' '\t'

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
@@ -128,11 +128,31 @@ def _payload(schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: Map
         raise BadOption("the metadata key 'version' is the file format's own", option="metadata")
     _, others = _split_metadata(schema)
     full = schema.with_metadata({**(others or {}), **ours, _VERSION_KEY: str(VERSION).encode()})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, full) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return sink.getvalue()
+    return streams([(full, list(batches))])[0]
+
+
+def streams(parts: Sequence[tuple[pa.Schema, Sequence[pa.RecordBatch]]]) -> tuple[pa.Buffer, list[int]]:
+    """Arrow streams one after the other in one buffer, and where each ends.
+
+    They are measured first: a buffer that grows under them would be copied again and again.
+    """
+    measured = pa.MockOutputStream()
+    _write_streams(measured, parts)
+    buffer = pa.allocate_buffer(measured.size())
+    with pa.FixedSizeBufferWriter(buffer) as sink:
+        return buffer, _write_streams(sink, parts)
+
+
+def _write_streams(
+    sink: pa.NativeFile, parts: Sequence[tuple[pa.Schema, Sequence[pa.RecordBatch]]]
+) -> list[int]:
+    ends = []
+    for schema, batches in parts:
+        with pa.ipc.new_stream(sink, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        ends.append(sink.tell())
+    return ends
 
 
 def _checked_payload(files: Files, path: str) -> pa.Buffer:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from millpond.container.held import HeldSlice, Record, Runner
 from millpond.errors import BadMessage, GroupBroken, Moved, OutputsGone, UnknownTable, WrongColumn, WrongType
+from millpond.files_arrow import streams
 from millpond.programs import ProgramCode, TableSpec
 from millpond.stores.rows import digest_columns
 from millpond.times import Progress
@@ -349,15 +350,10 @@ def _operator(writer: str) -> str:
 
 
 def _streams_of(tables: Sequence[pa.Table]) -> pa.Array:
-    """Each table as an Arrow stream. They are written one after the other, and not copied again."""
-    sink = pa.BufferOutputStream()
-    ends = [0]
-    for rows in tables:
-        with pa.ipc.new_stream(sink, rows.schema) as stream:
-            stream.write_table(rows)
-        ends.append(sink.tell())
-    offsets = pa.array(ends, pa.int64()).buffers()[1]
-    return pa.Array.from_buffers(pa.large_binary(), len(tables), [None, offsets, sink.getvalue()])
+    """Each table as an Arrow stream."""
+    buffer, ends = streams([(rows.schema, rows.to_batches()) for rows in tables])
+    offsets = pa.array([0, *ends], pa.int64()).buffers()[1]
+    return pa.Array.from_buffers(pa.large_binary(), len(tables), [None, offsets, buffer])
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
