@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NoReturn
 
@@ -47,10 +47,13 @@ def write_table_file(
     path = os.fspath(path)
     temporary = path + TEMPORARY
     payload = _payload(schema, batches, metadata)
-    trailer = _TRAILER.pack(MAGIC, VERSION, payload.size, zlib.crc32(payload))
+    checksum = 0
+    for buffer in payload:
+        checksum = zlib.crc32(buffer, checksum)
+    trailer = _TRAILER.pack(MAGIC, VERSION, sum(buffer.size for buffer in payload), checksum)
     try:
         reach(f"{kind}.append.before")
-        files.write(temporary, [payload, trailer])
+        files.write(temporary, [*payload, trailer])
         reach(f"{kind}.append.after")
         reach(f"{kind}.sync.before")
         files.sync(temporary)
@@ -122,37 +125,44 @@ def remove_leftovers(files: Files, directory: AnyPath) -> list[str]:
     return leftovers
 
 
-def _payload(schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: Mapping[str, str]) -> pa.Buffer:
+def _payload(
+    schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: Mapping[str, str]
+) -> list[pa.Buffer]:
     ours = {_PREFIX + key.encode(): value.encode() for key, value in metadata.items()}
     if _VERSION_KEY in ours:
         raise BadOption("the metadata key 'version' is the file format's own", option="metadata")
     _, others = _split_metadata(schema)
     full = schema.with_metadata({**(others or {}), **ours, _VERSION_KEY: str(VERSION).encode()})
-    return streams([(full, list(batches))])[0]
+    sink = _Buffers()
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), full) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.written
 
 
-def streams(parts: Sequence[tuple[pa.Schema, Sequence[pa.RecordBatch]]]) -> tuple[pa.Buffer, list[int]]:
-    """Arrow streams one after the other in one buffer, and where each ends.
+class _Buffers:
+    """A file that keeps what is written to it as it is: Arrow writes a column as the buffer that holds it."""
 
-    They are measured first: a buffer that grows under them would be copied again and again.
-    """
-    measured = pa.MockOutputStream()
-    _write_streams(measured, parts)
-    buffer = pa.allocate_buffer(measured.size())
-    with pa.FixedSizeBufferWriter(buffer) as sink:
-        return buffer, _write_streams(sink, parts)
+    closed = False
 
+    def __init__(self) -> None:
+        self.written: list[pa.Buffer] = []
+        self._size = 0
 
-def _write_streams(
-    sink: pa.NativeFile, parts: Sequence[tuple[pa.Schema, Sequence[pa.RecordBatch]]]
-) -> list[int]:
-    ends = []
-    for schema, batches in parts:
-        with pa.ipc.new_stream(sink, schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        ends.append(sink.tell())
-    return ends
+    def write(self, data: pa.Buffer | bytes) -> int:
+        self.written.append(data if isinstance(data, pa.Buffer) else pa.py_buffer(data))
+        size: int = self.written[-1].size
+        self._size += size
+        return size
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def _checked_payload(files: Files, path: str) -> pa.Buffer:

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from millpond.container.held import HeldSlice, Record, Runner
 from millpond.errors import BadMessage, GroupBroken, Moved, OutputsGone, UnknownTable, WrongColumn, WrongType
-from millpond.files_arrow import streams
 from millpond.programs import ProgramCode, TableSpec
 from millpond.stores.rows import digest_columns
 from millpond.times import Progress
@@ -350,10 +349,24 @@ def _operator(writer: str) -> str:
 
 
 def _streams_of(tables: Sequence[pa.Table]) -> pa.Array:
-    """Each table as an Arrow stream."""
-    buffer, ends = streams([(rows.schema, rows.to_batches()) for rows in tables])
+    """Each table as an Arrow stream. They are measured first: a buffer that grows would be copied again and again."""
+    measured = pa.MockOutputStream()
+    _write_streams(measured, tables)
+    buffer = pa.allocate_buffer(measured.size())
+    with pa.FixedSizeBufferWriter(buffer) as sink:
+        ends = _write_streams(sink, tables)
     offsets = pa.array([0, *ends], pa.int64()).buffers()[1]
     return pa.Array.from_buffers(pa.large_binary(), len(tables), [None, offsets, buffer])
+
+
+def _write_streams(sink: pa.NativeFile, tables: Sequence[pa.Table]) -> list[int]:
+    """Writes the tables one after the other; tells where each ends."""
+    ends = []
+    for rows in tables:
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        ends.append(sink.tell())
+    return ends
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
