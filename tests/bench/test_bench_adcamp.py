@@ -25,7 +25,7 @@ TINY = adcamp.Work(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_systems_answer_the_same_work(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -184,7 +184,7 @@ def flink() -> Path:
     return python
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_flink_gives_the_answers_of_duckdb(flink: Path) -> None:
     random = np.random.default_rng(7)
@@ -200,7 +200,7 @@ def test_flink_gives_the_answers_of_duckdb(flink: Path) -> None:
     assert done.rows_per_cpu_s > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_flink_answers_wrongly_where_a_version_comes_late(flink: Path) -> None:
     lines = adcamp_flink.late_example(flink).splitlines()

@@ -65,6 +65,7 @@ def test_warm_up_compiles_all_that_stores_use() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_the_same_answers_without_the_compiler() -> None:
     chosen = [
         f"{STORES}/test_versioned.py::test_every_type_under_every_rule[i64-long]",

@@ -194,7 +194,7 @@ def test_bad_events_change_nothing(pond: mp.Pond, spark: SparkSession) -> None:
         spark.read.format("millpond").option("table", "nothing").load()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_driver_killed_at_every_step_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -130,6 +130,7 @@ def test_the_grammar_covers_what_it_should() -> None:
 
 
 @pytest.mark.skipif(not JIT_ENABLED, reason="this is the run without the compiler")
+@pytest.mark.long
 def test_many_more_programs_without_the_compiler() -> None:
     """The generated code as plain Python, which needs no time to compile."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "every_plan"]
