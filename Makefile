@@ -20,7 +20,7 @@ demo: setup ## two streaming queries share one State; every answer is checked
 
 # One more worker than cores: many tests wait, for a disk or for a Java machine to start.
 test: setup ## run all tests but the long ones
-	@$(BIN)/python -m pytest -n $$((1 + $$(nproc))) --dist loadfile -m "not long"
+	@$(BIN)/python -m pytest -n $$((1 + $$(nproc))) --dist loadfile --no-loadscope-reorder -m "not long"
 
 test-long: setup ## the tests that would make `make test` too long
 	@$(BIN)/python -m pytest -n auto --dist loadfile -m long
