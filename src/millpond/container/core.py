@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from millpond.container.group import HeldGroup
 from millpond.container.held import HeldState, Record, Runner, run_serially
-from millpond.errors import BadMessage, StageLost, UnknownState
+from millpond.errors import BadMessage, GroupBroken, StageLost, UnknownState
 from millpond.rules import FetchRule
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.messages import Apply, GroupSpec, Prepare, Prepared, Spec, Stage, Staged
@@ -205,14 +205,10 @@ class Core:
         The record tells nothing about other slices: their part of the epoch is in another log.
         """
         among = sorted(set(self.owned) & set(logged))
-        held = self.held(record.state)
         try:
-            rows = held.apply(record, among, self._run)
-        except Exception:
-            # A group that cannot run what was decided keeps that to itself: all else here comes back.
-            if not isinstance(held, HeldGroup) or held.broken is None:
-                raise
-            rows = 0
+            rows = self.held(record.state).apply(record, among, self._run)
+        except GroupBroken:
+            rows = 0  # the group says so to whoever asks; all else here comes back
         vector = self.vector[record.state]
         vector[record.writer] = max(vector.get(record.writer, -1), record.epoch)
         return rows
