@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from millpond.coordinator import decisions
+from millpond.coordinator import decisions, opening
 from millpond.coordinator.records import PondRecord
 from millpond.errors import EpochOutOfOrder
 from millpond.ops.answering import number_of, turn_of
@@ -30,7 +30,7 @@ class Fetcher:
 
     def __init__(self) -> None:
         spec = StateSpec("s", "key long", "value long", put(), keep_latest())
-        self.pond = decisions.open_state(PondRecord(slices=4), spec)
+        self.pond = opening.open_state(PondRecord(slices=4), spec)
         for name, role in (("feed", "updater"), ("views", "fetcher")):
             self.pond = decisions.register(self.pond, Register("s", name, role))
 

@@ -11,7 +11,7 @@ import pytest
 
 import millpond as mp
 from millpond.container.service import ContainerService
-from millpond.coordinator import decisions
+from millpond.coordinator import decisions, opening
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.service import CoordinatorService
 from millpond.crashpoints import armed
@@ -187,7 +187,7 @@ def test_two_updaters_of_one_value_are_recovered_in_the_order_they_were_seen() -
 
 
 def fetching() -> PondRecord:
-    pond = decisions.open_state(
+    pond = opening.open_state(
         PondRecord(slices=1),
         StateSpec(
             "s",

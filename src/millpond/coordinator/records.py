@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+from msgspec.structs import replace
 
 from millpond.times import Progress
 from millpond.wire.messages import Spec, writer_id
@@ -95,3 +96,7 @@ class PondRecord(msgspec.Struct, frozen=True):
             }
             for name, state in self.states.items()
         }
+
+    def with_state(self, state: StateRecord) -> PondRecord:
+        """The pond in which that State, or group, is as given."""
+        return replace(self, states={**self.states, state.spec.name: state})

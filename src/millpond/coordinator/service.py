@@ -20,7 +20,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.container.layout import CONTAINERS, MANIFEST, directory_name, incarnations, term_of
-from millpond.coordinator import decisions
+from millpond.coordinator import decisions, opening
 from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL, Journal
 from millpond.coordinator.membership import Membership
@@ -238,10 +238,10 @@ class CoordinatorService:
         with self._containers.lock:
             if isinstance(message, OpenTable):
                 name = message.group
-                self._change(lambda record: decisions.open_table(record, message, self._owners))
+                self._change(lambda record: opening.open_table(record, message, self._owners))
             else:
                 name = message.spec.name
-                self._change(lambda record: decisions.open_state(record, message.spec))
+                self._change(lambda record: opening.open_state(record, message.spec))
             spec = self._record.states[name].spec
             if self._told.get(name) != spec:
                 self._containers.tell_all(AddState(spec))
