@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import driving
 import pytest
+from crashes import AGAIN, LOSSES, THEN, CountedFiles, after, chosen, hits_of, outcomes_of, run_until_crash
 from driving import Checkpoint, Finish, Model, Report, Start, Step, Update, Upkeep, World, history, models_of
 
 from millpond.crashpoints import POINTS, SimulatedCrash, armed, counted
 from millpond.errors import Unavailable, WriteFailed
 from millpond.testing import LossyFiles
-
-_T = TypeVar("_T")
-
-THEN = {1: 3, 3: 2}
-"""How many containers each history goes on with when it reopens the pond."""
-
-LOSSES = (("nothing", 0), ("all", 0), ("content", 0), ("names", 0), ("some", 1), ("some", 2))
-AGAIN = (3, 1, 2, 4)
-"""How many containers reopen the pond after a crash, by turns."""
 
 
 @cache
@@ -50,35 +41,7 @@ def picture(containers: int, steps_done: int, finished: bool = False) -> dict[st
 
 @cache
 def hits(containers: int) -> dict[str, int]:
-    """How often the history comes to each point when nothing fails."""
-    world = World(LossyFiles())
-    with counted() as plans:
-        for step in steps_of(containers):
-            step.on_pond(world)
-    return {point: plan.hits for point, plan in plans.items()}
-
-
-def chosen(hits: Sequence[_T]) -> list[_T]:
-    """The first, one in the middle, the last three."""
-    places = {0, len(hits) // 2, len(hits) - 3, len(hits) - 2, len(hits) - 1}
-    return [hit for place, hit in enumerate(hits) if place in places]
-
-
-def run_until_crash(files: LossyFiles, steps: Sequence[Step]) -> int:
-    """How many steps were acknowledged."""
-    world = World(files)
-    for done, step in enumerate(steps):
-        try:
-            step.on_pond(world)
-        except SimulatedCrash:
-            return done
-    return len(steps)
-
-
-def after(files: LossyFiles, lose: str, seed: int) -> LossyFiles:
-    """What the next process finds. May be asked again and again, for other losses."""
-    files.seed = seed
-    return files.crash(lose)  # type: ignore[arg-type]
+    return hits_of(World(LossyFiles()), steps_of(containers))
 
 
 def recovered_steps(world: World, containers: int, acknowledged: int, note: str) -> int:
@@ -111,13 +74,6 @@ class Crash:
         self.acknowledged = acknowledged
         self.steps = steps_of(containers)
         self.where = where
-
-    def outcomes(self) -> list[tuple[str, int]]:
-        """The losses that leave different files behind."""
-        distinct: dict[frozenset[tuple[str, bytes]], tuple[str, int]] = {}
-        for lose, seed in LOSSES:
-            distinct.setdefault(content(after(self.files, lose, seed)), (lose, seed))
-        return list(distinct.values())
 
     def note(self, lose: str, seed: int, again: int) -> str:
         in_flight = self.steps[self.acknowledged :][:1]
@@ -161,14 +117,10 @@ class Crash:
         driving.check_same(expected, last.pond, note + ", at the end and reopened")
 
 
-def content(files: LossyFiles) -> frozenset[tuple[str, bytes]]:
-    return frozenset((path, inode.content) for path, inode in files._names.items())
-
-
 def crash_at(point: str, hit: int, containers: int) -> Crash:
     files = LossyFiles()
     with armed(point, hit, action=files.halt) as plan:
-        acknowledged = run_until_crash(files, steps_of(containers))
+        acknowledged = run_until_crash(World(files), steps_of(containers))
     assert plan.fired, f"{point} was not reached {hit} times"
     return Crash(files, containers, acknowledged, f"{point}:{hit}")
 
@@ -178,7 +130,7 @@ def crash_at(point: str, hit: int, containers: int) -> Crash:
 def test_a_crash_at_any_point_loses_nothing_and_repeats_nothing(point: str, containers: int) -> None:
     for number, hit in enumerate(chosen(range(1, hits(containers)[point] + 1))):
         crash = crash_at(point, hit, containers)
-        outcomes = crash.outcomes()
+        outcomes = outcomes_of(crash.files)
         for turn, (lose, seed) in enumerate(outcomes):
             again = AGAIN[(number + turn) % len(AGAIN)]
             if number % 2 and turn == number % len(outcomes):
@@ -297,7 +249,7 @@ def test_a_decision_whose_journal_entry_failed_is_not_mixed_with_the_next(contai
             step.with_other_rows().on_pond(world)
         assert plan.fired
         crash = Crash(files, containers, place, f"a failed entry, then log.dirsync.after:{hit}")
-        for lose, seed in crash.outcomes():
+        for lose, seed in outcomes_of(crash.files):
             crash.check_recovered(lose, seed, containers)
 
 
@@ -313,41 +265,15 @@ def hits_before(steps_done: int) -> int:
 # Crashes where no point has a name, and crashes upon crashes
 
 
-class CountedFiles(LossyFiles):
-    """Dies before its `last`-th change of the disk."""
-
-    def __init__(self, last: int | None = None) -> None:
-        super().__init__()
-        self.changes = 0
-        self.last = last
-
-    def _count(self) -> None:
-        self.changes += 1
-        if self.changes == self.last:
-            self.halt(f"change {self.last}")
-
-
-def _counting(name: str) -> Any:
-    def change(self: CountedFiles, *arguments: Any) -> None:
-        self._count()
-        getattr(LossyFiles, name)(self, *arguments)
-
-    return change
-
-
-for _name in ("write", "sync", "rename", "sync_dir", "remove", "remove_dir"):
-    setattr(CountedFiles, _name, _counting(_name))
-
-
 @pytest.mark.parametrize("containers", sorted(THEN))
 def test_a_crash_before_any_change_of_the_disk(containers: int) -> None:
     """Every fourth change, by turns under each loss."""
     files = CountedFiles()
-    run_until_crash(files, steps_of(containers))
+    run_until_crash(World(files), steps_of(containers))
     assert files.changes > 400
     for number, last in enumerate(range(1 + containers, files.changes + 1, 4)):
         files = CountedFiles(last)
-        acknowledged = run_until_crash(files, steps_of(containers))
+        acknowledged = run_until_crash(World(files), steps_of(containers))
         assert files.changes == last
         crash = Crash(files, containers, acknowledged, f"change {last}")
         crash.check_recovered(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])

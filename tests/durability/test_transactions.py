@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 import driving
 import pytest
 import txn_driving
-from test_crash_points import AGAIN, LOSSES, THEN, CountedFiles, after, chosen, content
+from crashes import AGAIN, LOSSES, THEN, CountedFiles, after, chosen, hits_of, outcomes_of, run_until_crash
 from txn_driving import Again, Checkpoint, Model, Run, Start, Step, World, history, models_of
 
 from millpond.crashpoints import POINTS, SimulatedCrash, armed, counted
@@ -30,23 +29,7 @@ def models(containers: int) -> list[Model]:
 
 @cache
 def hits(containers: int) -> dict[str, int]:
-    """How often the history comes to each point when nothing fails."""
-    world = World(LossyFiles())
-    with counted() as plans:
-        for step in steps_of(containers):
-            step.on_pond(world)
-    return {point: plan.hits for point, plan in plans.items()}
-
-
-def run_until_crash(files: LossyFiles, steps: Sequence[Step]) -> int:
-    """How many steps were acknowledged."""
-    world = World(files)
-    for done, step in enumerate(steps):
-        try:
-            step.on_pond(world)
-        except SimulatedCrash:
-            return done
-    return len(steps)
+    return hits_of(World(LossyFiles()), steps_of(containers))
 
 
 class Crash:
@@ -58,13 +41,6 @@ class Crash:
         self.acknowledged = acknowledged
         self.steps = steps_of(containers)
         self.where = where
-
-    def outcomes(self) -> list[tuple[str, int]]:
-        """The losses that leave different files behind."""
-        distinct: dict[frozenset[tuple[str, bytes]], tuple[str, int]] = {}
-        for lose, seed in LOSSES:
-            distinct.setdefault(content(after(self.files, lose, seed)), (lose, seed))
-        return list(distinct.values())
 
     def recovered(self, lose: str, seed: int, again: int) -> tuple[World, int, str]:
         """The pond after the crash, and how many steps it shows: those acknowledged, or also the one in flight."""
@@ -118,7 +94,7 @@ class Crash:
 def crash_at(point: str, hit: int, containers: int) -> Crash:
     files = LossyFiles()
     with armed(point, hit, action=files.halt) as plan:
-        acknowledged = run_until_crash(files, steps_of(containers))
+        acknowledged = run_until_crash(World(files), steps_of(containers))
     assert plan.fired, f"{point} was not reached {hit} times"
     return Crash(files, containers, acknowledged, f"{point}:{hit}")
 
@@ -151,7 +127,7 @@ def test_a_crash_at_any_point_leaves_whole_epochs(point: str, containers: int) -
     """At some hits of each, the histories of different numbers of containers at others; two losses each, by turns."""
     for number, hit in enumerate(chosen(range(1, hits(containers)[point] + 1))[containers // 3 :: 2]):
         crash = crash_at(point, hit, containers)
-        outcomes = crash.outcomes()
+        outcomes = outcomes_of(crash.files)
         for turn, (lose, seed) in enumerate(outcomes[number % max(1, len(outcomes) - 1) :][:2]):
             again = AGAIN[(number + turn) % len(AGAIN)]
             check = crash.check_to_the_end if (number + turn) % 3 == 1 else crash.check
@@ -167,11 +143,11 @@ def test_the_history_comes_to_every_point(containers: int) -> None:
 def test_a_crash_before_any_change_of_the_disk(containers: int) -> None:
     """Every sixth change, by turns under each loss."""
     files = CountedFiles()
-    run_until_crash(files, steps_of(containers))
+    run_until_crash(World(files), steps_of(containers))
     assert files.changes > 200
     for number, last in enumerate(range(1 + containers, files.changes + 1, 6)):
         files = CountedFiles(last)
-        acknowledged = run_until_crash(files, steps_of(containers))
+        acknowledged = run_until_crash(World(files), steps_of(containers))
         crash = Crash(files, containers, acknowledged, f"change {last}")
         crash.check(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
 

@@ -1,0 +1,92 @@
+"""What tests of crashes share: losses, files that die, and how a history runs until it is cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from millpond.crashpoints import SimulatedCrash, counted
+from millpond.testing import LossyFiles
+
+_T = TypeVar("_T")
+
+THEN = {1: 3, 3: 2}
+"""How many containers each history goes on with when it reopens the pond."""
+
+LOSSES = (("nothing", 0), ("all", 0), ("content", 0), ("names", 0), ("some", 1), ("some", 2))
+AGAIN = (3, 1, 2, 4)
+"""How many containers reopen the pond after a crash, by turns."""
+
+
+class Step(Protocol):
+    """One step of a history, in a world that has a pond."""
+
+    def on_pond(self, world: Any) -> None: ...
+
+
+def hits_of(world: Any, steps: Sequence[Step]) -> dict[str, int]:
+    """How often a history comes to each crash point when nothing fails."""
+    with counted() as plans:
+        for step in steps:
+            step.on_pond(world)
+    return {point: plan.hits for point, plan in plans.items()}
+
+
+def run_until_crash(world: Any, steps: Sequence[Step]) -> int:
+    """How many steps were acknowledged."""
+    for done, step in enumerate(steps):
+        try:
+            step.on_pond(world)
+        except SimulatedCrash:
+            return done
+    return len(steps)
+
+
+def chosen(hits: Sequence[_T]) -> list[_T]:
+    """The first, one in the middle, the last three."""
+    places = {0, len(hits) // 2, len(hits) - 3, len(hits) - 2, len(hits) - 1}
+    return [hit for place, hit in enumerate(hits) if place in places]
+
+
+def after(files: LossyFiles, lose: str, seed: int) -> LossyFiles:
+    """What the next process finds. May be asked again and again, for other losses."""
+    files.seed = seed
+    return files.crash(lose)  # type: ignore[arg-type]
+
+
+def content(files: LossyFiles) -> frozenset[tuple[str, bytes]]:
+    return frozenset((path, inode.content) for path, inode in files._names.items())
+
+
+def outcomes_of(files: LossyFiles) -> list[tuple[str, int]]:
+    """The losses that leave different files behind."""
+    distinct: dict[frozenset[tuple[str, bytes]], tuple[str, int]] = {}
+    for lose, seed in LOSSES:
+        distinct.setdefault(content(after(files, lose, seed)), (lose, seed))
+    return list(distinct.values())
+
+
+class CountedFiles(LossyFiles):
+    """Dies before its `last`-th change of the disk."""
+
+    def __init__(self, last: int | None = None) -> None:
+        super().__init__()
+        self.changes = 0
+        self.last = last
+
+    def _count(self) -> None:
+        self.changes += 1
+        if self.changes == self.last:
+            self.halt(f"change {self.last}")
+
+
+def _counting(name: str) -> Any:
+    def change(self: CountedFiles, *arguments: Any) -> None:
+        self._count()
+        getattr(LossyFiles, name)(self, *arguments)
+
+    return change
+
+
+for _name in ("write", "sync", "rename", "sync_dir", "remove", "remove_dir"):
+    setattr(CountedFiles, _name, _counting(_name))
