@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from millpond.crashpoints import POINTS, Plan, SimulatedCrash, armed, counted, parse, reach
+from millpond.durable.crashpoints import POINTS, Plan, SimulatedCrash, armed, counted, parse, reach
 from millpond.errors import BadOption
 
 
@@ -166,7 +166,7 @@ def run_python(code: str, crash: str) -> subprocess.CompletedProcess[str]:
 LOOP = """
 import atexit
 atexit.register(print, "an exit handler ran", flush=True)
-from millpond.crashpoints import reach
+from millpond.durable.crashpoints import reach
 for hit in (1, 2, 3):
     print(hit, flush=True)
     try:

@@ -8,10 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from millpond.crashpoints import FILE_KINDS, POINTS, SimulatedCrash, armed, counted
-from millpond.errors import BadOption, CorruptFile
-from millpond.files import OsFiles
-from millpond.files_arrow import (
+from millpond.durable.arrow_files import (
     VERSION,
     durable_names,
     read_metadata,
@@ -19,6 +16,9 @@ from millpond.files_arrow import (
     remove_leftovers,
     write_table_file,
 )
+from millpond.durable.crashpoints import FILE_KINDS, POINTS, SimulatedCrash, armed, counted
+from millpond.durable.files import OsFiles
+from millpond.errors import BadOption, CorruptFile
 from millpond.testing import LossyFiles
 
 TRAILER = struct.Struct("<8sIQI")

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
+from millpond.code.rules import keep_latest, put
 from millpond.coordinator import decisions, opening
 from millpond.coordinator.records import PondRecord
 from millpond.errors import EpochOutOfOrder
 from millpond.ops.answering import number_of, turn_of
-from millpond.rules import keep_latest, put
 from millpond.times import Progress
 from millpond.wire.messages import (
     DRAINS_MAX,

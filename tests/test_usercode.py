@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
+from millpond.code.capture import Code, capture
 from millpond.errors import BadOption, BadRule, SchemaMismatch
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.usercode import Code, capture
 
 FACTOR = 3
 RATE = 0.25

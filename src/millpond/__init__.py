@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.errors import MillpondError, RuleInterpreted
-from millpond.ops.flow import Flow, Stream
-from millpond.pond import Pond, State, connect
-from millpond.pond import open_pond as open  # noqa: A004 - mp.open reads as it should
-from millpond.rules import (
+from millpond.code.rules import (
     add,
     as_of,
     count,
@@ -23,6 +19,10 @@ from millpond.rules import (
     ttl,
     values,
 )
+from millpond.errors import MillpondError, RuleInterpreted
+from millpond.ops.flow import Flow, Stream
+from millpond.pond import Pond, State, connect
+from millpond.pond import open_pond as open  # noqa: A004 - mp.open reads as it should
 from millpond.txn import abort, transaction
 
 __version__ = "0.1.0"

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond._casting import cast_column, plain_array
-from millpond._ddl import describe_type
 from millpond.errors import BadDuration, BelowFetchProgress, NullTime, WrongType
+from millpond.schema.casting import cast_column, plain_array
+from millpond.schema.ddl import describe_type
 
 Progress: TypeAlias = int | float
 """A time, or -inf before all times, or +inf after all. Only the infinities are floats."""

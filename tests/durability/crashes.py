@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from millpond.crashpoints import SimulatedCrash, counted
+from millpond.durable.crashpoints import SimulatedCrash, counted
 from millpond.testing import LossyFiles
 
 _T = TypeVar("_T")

@@ -16,10 +16,10 @@ import pytest
 import millpond.client.client
 import millpond.ops.committing
 import millpond.testing.local
-from millpond import rules
+from millpond.code import rules
 from millpond.container.service import ContainerService
+from millpond.durable.files import Files
 from millpond.errors import BelowFetchProgress, RowsWaiting, Unavailable
-from millpond.files import Files
 from millpond.ops.update import Update as UpdateOperator
 from millpond.testing import Oracle
 from millpond.testing.local import LocalPond

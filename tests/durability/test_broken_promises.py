@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace
 
 import millpond.container.recovery
-import millpond.files_arrow
+import millpond.durable.arrow_files
 import millpond.ops.intake
 from millpond.container.core import Core
 from millpond.container.held import HeldSlice
@@ -206,7 +206,7 @@ def check_a_flipped_bit_is_refused(root: Path) -> None:
 
 def test_a_checksum_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     check_a_flipped_bit_is_refused(tmp_path / "sound")
-    monkeypatch.setattr(millpond.files_arrow, "zlib", SimpleNamespace(crc32=lambda data, before=0: 0))
+    monkeypatch.setattr(millpond.durable.arrow_files, "zlib", SimpleNamespace(crc32=lambda data, before=0: 0))
     assert_fails(check_a_flipped_bit_is_refused, tmp_path / "broken")
 
 

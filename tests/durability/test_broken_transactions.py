@@ -19,7 +19,7 @@ from millpond.container import core
 from millpond.container.group import GroupStore, HeldGroup
 from millpond.container.held import HeldSlice
 from millpond.coordinator import decisions
-from millpond.crashpoints import armed
+from millpond.durable.crashpoints import armed
 from millpond.errors import MillpondError
 from millpond.testing import LossyFiles
 from millpond.txn import codegen

@@ -13,9 +13,9 @@ import pytest
 from driving import Checkpoint, Model, Step, Update, Upkeep, World, history
 
 from millpond.container.layout import incarnations, read_manifest
-from millpond.crashpoints import SimulatedCrash, armed
+from millpond.durable.crashpoints import SimulatedCrash, armed
+from millpond.durable.files import AnyPath, OsFiles
 from millpond.errors import CorruptFile
-from millpond.files import AnyPath, OsFiles
 
 
 class DiskFiles(OsFiles):

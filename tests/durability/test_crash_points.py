@@ -12,7 +12,7 @@ import pytest
 from crashes import AGAIN, LOSSES, THEN, CountedFiles, after, chosen, hits_of, outcomes_of, run_until_crash
 from driving import Checkpoint, Finish, Model, Report, Start, Step, Update, Upkeep, World, history, models_of
 
-from millpond.crashpoints import POINTS, SimulatedCrash, armed, counted
+from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted
 from millpond.errors import Unavailable, WriteFailed
 from millpond.testing import LossyFiles
 

@@ -14,7 +14,7 @@ from millpond.container.service import ContainerService
 from millpond.coordinator import decisions, opening
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.service import CoordinatorService
-from millpond.crashpoints import armed
+from millpond.durable.crashpoints import armed
 from millpond.errors import BelowFetchProgress, MessageTooLarge, MillpondError, Unavailable, WriteFailed
 from millpond.ops.update import Update
 from millpond.schema import format_ddl, parse_ddl

@@ -28,8 +28,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from millpond import rules
-from millpond.crashpoints import POINTS, SimulatedCrash, armed
+from millpond.code import rules
+from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed
 from millpond.errors import MillpondError
 from millpond.ops.update import LOCAL_QUERY, Update
 from millpond.testing import LossyFiles, Oracle

@@ -10,7 +10,7 @@ import txn_driving
 from crashes import AGAIN, LOSSES, THEN, CountedFiles, after, chosen, hits_of, outcomes_of, run_until_crash
 from txn_driving import Again, Checkpoint, Model, Run, Start, Step, World, history, models_of
 
-from millpond.crashpoints import POINTS, SimulatedCrash, armed, counted
+from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted
 from millpond.errors import EpochChanged, OutputsGone, Unavailable, WriteFailed
 from millpond.testing import LossyFiles
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 from txn_oracle import OracleTable, run_serially
 
 import millpond as mp
+from millpond.durable.files import Files
 from millpond.errors import RuleInterpreted
-from millpond.files import Files
 from millpond.ops.transactions import Transactions
 from millpond.testing.local import LocalPond
 from millpond.wire.messages import AskProgress

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from millpond.code.rules import FetchRule
 from millpond.kernels import control as at
 from millpond.kernels import index
-from millpond.rules import FetchRule
 from millpond.stores.keys import Keys
 from millpond.stores.versioned import VersionedSlice
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
+from millpond.durable.files import OsFiles
 from millpond.errors import (
     BadDuration,
     BadName,
@@ -37,7 +38,6 @@ from millpond.errors import (
     WrongColumn,
     WrongType,
 )
-from millpond.files import OsFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.messages import CommitEpoch
 

@@ -21,6 +21,7 @@ from txn_oracle import OracleTable, run_serially
 from txn_programs import SCHEMA, TABLES, epochs, programs
 
 import millpond as mp
+from millpond.code.capture import Code
 from millpond.errors import (
     BadOption,
     BadTransaction,
@@ -45,7 +46,6 @@ from millpond.ops.transactions import Transactions
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.txn import TransactionCode, load
-from millpond.usercode import Code
 from millpond.wire.messages import LOCAL_QUERY
 
 EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "2" if JIT_ENABLED else "40"))

@@ -21,10 +21,10 @@ import millpond as mp
 import millpond.coordinator.service
 import millpond.ops.intake
 import millpond.stores.versioned
+from millpond.code.rules import fetch_rule
 from millpond.container.held import HeldState
 from millpond.errors import BadRule, BelowFetchProgress, EpochChanged, RuleFailed, RuleInterpreted
 from millpond.ops.committing import Staged
-from millpond.rules import fetch_rule
 from millpond.stores.folds import Fold
 from millpond.stores.versioned import VersionedSlice
 from millpond.testing import LossyFiles

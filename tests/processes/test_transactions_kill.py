@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.crashpoints import ENVIRONMENT
+from millpond.durable.crashpoints import ENVIRONMENT
 
 SOAK_S = float(os.environ.get("MILLPOND_SOAK_SECONDS", "10"))
 KILLS_MIN = 5

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_store import NaiveStore, comparable
 
+from millpond.code.rules import FetchRule
 from millpond.errors import BadMessage, BadOption, TotalOverflow, WrongType
-from millpond.rules import FetchRule
 from millpond.stores.keys import Keys
 from millpond.stores.versioned import VersionedSlice, result_schema
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.crashpoints import SimulatedCrash, armed, reach
-from millpond.files import Files, OsFiles
+from millpond.durable.crashpoints import SimulatedCrash, armed, reach
+from millpond.durable.files import Files, OsFiles
 from millpond.testing import LossyFiles
 
 SEEDS = range(200)

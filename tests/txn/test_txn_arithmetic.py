@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millpond.code.capture import Code
 from millpond.kernels._jit import JIT_ENABLED
 from millpond.txn import TableSpec, TransactionCode, bind, load
-from millpond.usercode import Code
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 LONGS = [

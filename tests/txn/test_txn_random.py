@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from txn_oracle import OracleTable, run_serially
 from txn_programs import RESULTS, SCHEMA, TABLES, epochs, programs
 
+from millpond.code.capture import Code
 from millpond.errors import RuleInterpreted
 from millpond.kernels._jit import JIT_ENABLED
 from millpond.txn import PLANS, Program, TransactionCode, bind, codegen, load
 from millpond.txn._code import CannotCompile
-from millpond.usercode import Code
 
 EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "3" if JIT_ENABLED else "40"))
 

@@ -18,8 +18,8 @@ from rich.console import Console
 
 import millpond as mp
 from millpond.apps.spark_session import spark_session
+from millpond.code.tables import TableSpec
 from millpond.errors import Aborted, BadOption
-from millpond.programs import TableSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

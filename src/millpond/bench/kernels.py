@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from millpond.code.rules import latest
 from millpond.errors import BadOption
 from millpond.kernels import warm_up
 from millpond.kernels.hashing import slices_of
 from millpond.kernels.partition import place
-from millpond.rules import latest
 from millpond.stores.keys import KeyKind, Keys
 from millpond.stores.rows import restore, spread
 from millpond.stores.versioned import VersionedSlice

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from millpond.code.rules import FetchRule
 from millpond.container.group import HeldGroup
 from millpond.container.held import HeldState, Record, Runner, run_serially
 from millpond.errors import BadMessage, GroupBroken, StageLost, UnknownState
-from millpond.rules import FetchRule
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.messages import Apply, GroupSpec, Prepare, Prepared, Spec, Stage, Staged
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from millpond.code.tables import ProgramCode, TableSpec
 from millpond.container.held import HeldSlice, Record, Runner
 from millpond.errors import BadMessage, GroupBroken, Moved, OutputsGone, UnknownTable, WrongColumn, WrongType
-from millpond.programs import ProgramCode, TableSpec
 from millpond.stores.rows import digest_columns
 from millpond.times import Progress
 from millpond.txn import Program, Strings, TableStore, load_program

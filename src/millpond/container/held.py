@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.code.rules import FetchRule, UpdateRule
 from millpond.errors import BadMessage, Moved, NullKey, NullTime, NullValue
 from millpond.kernels.hashing import slices_of
-from millpond.rules import FetchRule, UpdateRule
 from millpond.schema import key_kind, parse_ddl
 from millpond.stores.keys import Keys, decode_keys
 from millpond.stores.rows import digest_rows

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.container.held import Record
+from millpond.durable.arrow_files import durable_names, read_metadata, read_table_file, write_table_file
+from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.files import Files
-from millpond.files_arrow import durable_names, read_metadata, read_table_file, write_table_file
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.messages import Transactions
 

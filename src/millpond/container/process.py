@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from millpond._memory import keep_freed_memory
 from millpond.container.service import ContainerService
+from millpond.durable.files import OsFiles
 from millpond.errors import MillpondError
-from millpond.files import OsFiles
 from millpond.kernels import warm_up
+from millpond.kernels.memory import keep_freed_memory
 from millpond.wire.flight import FlightService
 
 # Below so few rows, handing work to another thread costs more than it saves.

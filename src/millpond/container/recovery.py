@@ -26,8 +26,8 @@ from millpond.container.layout import (
     record_numbers,
     record_path,
 )
+from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.files import Files
 from millpond.wire.messages import Assign, Assigned
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from millpond.code.rules import FetchRule
 from millpond.container.core import Append, Core
 from millpond.container.group import HeldGroup, in_batches
 from millpond.container.held import HeldSlice, HeldState, Record, Runner, run_serially
@@ -28,10 +29,9 @@ from millpond.container.layout import (
     write_snapshot,
 )
 from millpond.container.recovery import recover
-from millpond.crashpoints import reach
+from millpond.durable.crashpoints import reach
+from millpond.durable.files import Files
 from millpond.errors import BadMessage, Unavailable
-from millpond.files import Files
-from millpond.rules import FetchRule
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.messages import (
     AddState,

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from millpond import crashpoints
+from millpond.durable import crashpoints
 from millpond.errors import ContainerFailed, error_named
 
 START_TIMEOUT_S = 120.0

@@ -14,10 +14,10 @@ import msgspec
 import pyarrow as pa
 
 from millpond.coordinator.records import PondRecord
-from millpond.crashpoints import reach
+from millpond.durable.arrow_files import durable_names, read_table_file, remove_leftovers, write_table_file
+from millpond.durable.crashpoints import reach
+from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.files import Files
-from millpond.files_arrow import durable_names, read_table_file, remove_leftovers, write_table_file
 
 JOURNAL = "journal"
 _ENTRY = re.compile(r"(\d{12})\.arrow")

@@ -10,10 +10,10 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
+from millpond.code.rules import CompactRule, UpdateRule
+from millpond.code.tables import TableSpec
 from millpond.coordinator.records import PondRecord, StateRecord
 from millpond.errors import BadMessage, BadType, SchemaMismatch
-from millpond.programs import TableSpec
-from millpond.rules import CompactRule, UpdateRule
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules
 from millpond.txn import Strings, TableStore

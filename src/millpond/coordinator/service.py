@@ -25,7 +25,8 @@ from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL, Journal
 from millpond.coordinator.membership import Membership
 from millpond.coordinator.records import PondRecord
-from millpond.crashpoints import reach
+from millpond.durable.crashpoints import reach
+from millpond.durable.files import Files
 from millpond.errors import (
     BadMessage,
     BadOption,
@@ -34,7 +35,6 @@ from millpond.errors import (
     StageLost,
     Unavailable,
 )
-from millpond.files import Files
 from millpond.times import Progress
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.messages import (

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.client import Client
+from millpond.code.rules import FetchRule
 from millpond.container.held import lowest_asked, served_below
 from millpond.errors import BadOption
 from millpond.ops.columns import Names, as_names, check_column_name, keys_of, times_of
-from millpond.rules import FetchRule
 from millpond.schema import key_kind, parse_ddl
 from millpond.stores.keys import Keys
 from millpond.stores.versioned import result_schema

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.client import Client
+from millpond.code.rules import FetchRule
 from millpond.errors import BadOption, RowsWaiting
 from millpond.ops import frames
 from millpond.ops.answering import Answering, answers_of
 from millpond.ops.asking import Asking
 from millpond.ops.columns import Names, as_table
-from millpond.rules import FetchRule
 from millpond.times import Progress, TimeKind, format_time
 from millpond.wire.messages import AskProgress, StateProgress, StateSpec, check_name
 

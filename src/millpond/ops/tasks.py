@@ -14,10 +14,10 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from millpond._memory import keep_freed_memory
 from millpond.client.client import Client
 from millpond.client.link import Link
 from millpond.errors import MillpondError, error_named
+from millpond.kernels.memory import keep_freed_memory
 from millpond.ops.asking import Asking
 from millpond.ops.intake import Part
 from millpond.times import TimeKind

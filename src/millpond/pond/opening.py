@@ -14,8 +14,8 @@ from millpond.client.client import Client
 from millpond.client.link import Link
 from millpond.coordinator.hosting import Embedded
 from millpond.coordinator.service import CoordinatorService
+from millpond.durable.files import OsFiles
 from millpond.errors import BadOption, BadRoot, PondInUse
-from millpond.files import OsFiles
 from millpond.pond.pond import Pond
 from millpond.wire.connection import LocalConnection
 from millpond.wire.flight import (

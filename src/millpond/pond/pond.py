@@ -11,13 +11,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.client.client import Client
-from millpond.errors import BadOption, UnknownState, UnknownTable
-from millpond.ops.flow import Flow
-from millpond.ops.transactions import Transactions
-from millpond.pond.state import State
-from millpond.pond.table import Table, default_row
-from millpond.programs import TableSpec
-from millpond.rules import (
+from millpond.code.rules import (
     CompactRule,
     UpdateRule,
     compact_rule,
@@ -26,6 +20,12 @@ from millpond.rules import (
     put,
     update_rule,
 )
+from millpond.code.tables import TableSpec
+from millpond.errors import BadOption, UnknownState, UnknownTable
+from millpond.ops.flow import Flow
+from millpond.ops.transactions import Transactions
+from millpond.pond.state import State
+from millpond.pond.table import Table, default_row
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.wire.messages import (

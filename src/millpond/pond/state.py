@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from millpond.client.client import Client
+from millpond.code.rules import FetchRule, fetch_rule, latest, neighbours
 from millpond.errors import BadOption
 from millpond.ops.columns import Names
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
 from millpond.pond.snapshots import kind_of, snapshot_table, snapshot_time
-from millpond.rules import FetchRule, fetch_rule, latest, neighbours
 from millpond.schema import parse_ddl
 from millpond.stores.ruleset import warn_if_interpreted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of

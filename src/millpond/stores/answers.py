@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from millpond.code.rules import FetchRule
 from millpond.errors import BadOption, BadRule, RuleFailed, TotalOverflow, WrongType
 from millpond.kernels import lookups
-from millpond.rules import FetchRule
 from millpond.stores import views
 from millpond.stores.cells import Column, Layout, in_place_array
 from millpond.stores.heaps import Heap

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.code.rules import UpdateRule
 from millpond.errors import BadRule
 from millpond.kernels import folding
-from millpond.rules import UpdateRule
 from millpond.stores import views
 from millpond.stores.cells import Column, Layout
 from millpond.stores.heaps import Heap

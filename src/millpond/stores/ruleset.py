@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.code.rules import CompactRule, FetchRule, UpdateRule, keep_latest, put
 from millpond.errors import BadRule, RuleInterpreted
 from millpond.kernels import edges
-from millpond.rules import CompactRule, FetchRule, UpdateRule, keep_latest, put
 from millpond.schema import parse_ddl
 from millpond.stores import views
 from millpond.stores.cells import Layout

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 from numba.core.errors import NumbaError
 
+from millpond.code.capture import Code
 from millpond.errors import BadRule
 from millpond.kernels._jit import JIT_ENABLED
 from millpond.kernels.folding import FIRST, FOLLOWS
 from millpond.stores.cells import Column, Layout
-from millpond.usercode import Code
 
 
 class UserRule(NamedTuple):

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.code.rules import FetchRule
 from millpond.errors import BadMessage, BadOption
 from millpond.kernels import compaction, lookups
 from millpond.kernels import control as at
 from millpond.kernels.folding import NEVER
-from millpond.rules import FetchRule
 from millpond.stores import views
 from millpond.stores.answers import AGGREGATES, RULES, Reader, result_schema
 from millpond.stores.arena import SMALLEST_TIME, Arena

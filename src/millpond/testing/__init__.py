@@ -6,7 +6,7 @@ named point, `LossyFiles` loses what was not synced.
 
 from __future__ import annotations
 
-from millpond.crashpoints import POINTS, SimulatedCrash, armed, counted, reach
+from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted, reach
 from millpond.testing.clock import VirtualClock
 from millpond.testing.files import LossyFiles
 from millpond.testing.oracle import Oracle, Receipt

@@ -11,8 +11,8 @@ from typing import Literal, NoReturn, TypeAlias
 
 import pyarrow as pa
 
-from millpond.crashpoints import SimulatedCrash
-from millpond.files import AnyBuffer, AnyPath
+from millpond.durable.crashpoints import SimulatedCrash
+from millpond.durable.files import AnyBuffer, AnyPath
 
 Loss: TypeAlias = Literal["nothing", "all", "content", "names", "some"]
 

@@ -10,8 +10,8 @@ from millpond.client.client import Client
 from millpond.container.service import ContainerService
 from millpond.coordinator.hosting import Host
 from millpond.coordinator.service import CoordinatorService
+from millpond.durable.files import Files
 from millpond.errors import Unavailable
-from millpond.files import Files
 from millpond.pond.pond import Pond
 from millpond.wire.connection import LocalConnection
 

@@ -20,7 +20,7 @@ Nothing here knows of ponds, Spark or files.
 
 from __future__ import annotations
 
-from millpond.programs import ProgramCode, TableSpec, TransactionCode
+from millpond.code.tables import ProgramCode, TableSpec, TransactionCode
 from millpond.txn.functions import TransactionFunction, abort, load, transaction
 from millpond.txn.plans import PLANS
 from millpond.txn.program import Outcome, Program, bind, load_program

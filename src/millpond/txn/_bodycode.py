@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from millpond.programs import Type
+from millpond.code.tables import Type
 from millpond.txn._code import (
     FIRST_MISSING,
     FULL,

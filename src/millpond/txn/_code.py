@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from millpond.programs import Type
+from millpond.code.tables import Type
 from millpond.txn._arithmetic import RANGE_STEPS_MAX
 
 # Why an event ended: the values of its status. Missing keys and the user's own reasons follow.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from millpond.programs import Type
+from millpond.code.tables import Type
 from millpond.txn._arithmetic import HIGHEST, LOWEST
 from millpond.txn._code import (
     INDEX,

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from millpond.programs import Type
+from millpond.code.capture import CONSTANTS, Code
+from millpond.code.tables import Type
 from millpond.txn._arithmetic import RANGE_STEPS_MAX
 from millpond.txn._calls import Calls
 from millpond.txn._code import RETURNED, STEP, STEPS, CannotCompile, Field, Value, Writer
 from millpond.txn._syntax import abort_call, bound_names, refuse
 from millpond.txn.facts import Analysis
-from millpond.usercode import CONSTANTS, Code
 
 
 @dataclass(frozen=True)

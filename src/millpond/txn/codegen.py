@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millpond.code.capture import Code
+from millpond.code.tables import Type
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.programs import Type
 from millpond.txn._arithmetic import NAMES
 from millpond.txn._bodycode import LOG_FIRST, BodyCode
 from millpond.txn._cache import compiled, kept_source
@@ -23,7 +24,6 @@ from millpond.txn._code import FIRST_ABORT, FULL, CannotCompile, Field, Writer
 from millpond.txn._keycode import UNKNOWN, KeyCode
 from millpond.txn._statements import TableLayout
 from millpond.txn.facts import Analysis
-from millpond.usercode import Code
 
 ABORTS_PER_KIND = 1024
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.code.tables import type_of
 from millpond.errors import NullTime, UnknownKind, WrongColumn, WrongType
-from millpond.programs import type_of
 from millpond.stores import views
 from millpond.txn import grouping
 from millpond.txn._code import Field

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.programs import Type
+from millpond.code.tables import Type
 from millpond.txn import codegen, grouping, plans
 from millpond.txn._code import COMMITTED, FIRST_ABORT, FIRST_MISSING, REASONS, RETURNED
 from millpond.txn._threads import in_threads, parts_of

@@ -12,13 +12,13 @@ from typing import Any, NoReturn, overload
 
 import pyarrow as pa
 
+from millpond.code.capture import capture
+from millpond.code.tables import TransactionCode
 from millpond.errors import Aborted, BadTransaction
-from millpond.programs import TransactionCode
 from millpond.schema import parse_ddl
 from millpond.txn._syntax import abort_call, check_repeatable, refuse
 from millpond.txn.analysis import analyse
 from millpond.txn.facts import Analysis
-from millpond.usercode import capture
 
 
 def abort(reason: str = "aborted") -> NoReturn:

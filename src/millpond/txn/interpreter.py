@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from millpond.code.capture import MODULES
+from millpond.code.tables import Type
 from millpond.errors import Aborted, BadTransaction
-from millpond.programs import Type
 from millpond.txn._arithmetic import HIGHEST, LOWEST, RANGE_STEPS_MAX
 from millpond.txn._code import BEYOND, OVERFLOW, REASONS, STEPS, ZERO
 from millpond.txn._statements import constants_of
@@ -21,7 +22,6 @@ from millpond.txn._syntax import abort_call
 from millpond.txn.facts import Analysis
 from millpond.txn.functions import TransactionFunction, abort
 from millpond.txn.tables import TableStore
-from millpond.usercode import MODULES
 
 
 class Log:

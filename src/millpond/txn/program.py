@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from numba.core.errors import NumbaError
 
+from millpond.code.tables import ProgramCode, TableSpec, Type, type_of
 from millpond.errors import BadTransaction, RuleInterpreted
-from millpond.programs import ProgramCode, TableSpec, Type, type_of
 from millpond.txn import codegen
 from millpond.txn._code import Field
 from millpond.txn.events import Epoch, field_of, take_apart

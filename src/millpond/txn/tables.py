@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from millpond.code.tables import KEY, TableSpec, Type, type_of
 from millpond.errors import WrongColumn
 from millpond.kernels import control as at
-from millpond.programs import KEY, TableSpec, Type, type_of
 from millpond.stores import views
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from millpond.code.capture import Code
+from millpond.code.rules import CompactRule, FetchName, UpdateRule
+from millpond.code.tables import ProgramCode, TableSpec
 from millpond.errors import BadMessage, BadName, MessageTooLarge
-from millpond.programs import ProgramCode, TableSpec
-from millpond.rules import CompactRule, FetchName, UpdateRule
 from millpond.times import TIME_MAX, TIME_MIN, Progress
-from millpond.usercode import Code
 
 CONTROL_BYTES_MAX = 4 << 20
 BATCH_BYTES_MAX = 512 << 20

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from millpond.code.capture import Code, capture
 from millpond.errors import BadRule
 from millpond.times import TimeKind, parse_duration
-from millpond.usercode import Code, capture
 
 UpdateName = Literal["put", "add", "edges", "custom"]
 CompactName = Literal["keep_latest", "keep_all", "ttl", "net_edges", "custom"]

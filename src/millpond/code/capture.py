@@ -68,7 +68,7 @@ def capture(function: Any, role: str, option: str, given: Collection[str] = ()) 
 
     What the names in `given` stand for is left to whoever loads the function.
     """
-    if not isinstance(function, FunctionType) or function.__module__ == "millpond.rules":
+    if not isinstance(function, FunctionType) or function.__module__ == "millpond.code.rules":
         raise BadOption(
             f"{option}={function!r} is no {role} rule",
             hint="give one of Millpond's, as in mp.put() or mp.latest(), or a plain Python function",

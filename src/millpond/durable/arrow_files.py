@@ -18,9 +18,9 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 
-from millpond.crashpoints import reach
+from millpond.durable.crashpoints import reach
+from millpond.durable.files import AnyPath, Files
 from millpond.errors import BadOption, CorruptFile, WriteFailed
-from millpond.files import AnyPath, Files
 
 VERSION: Final = 1
 MAGIC: Final = b"MILLPOND"

@@ -140,7 +140,7 @@ def _check_declared(point: str) -> None:
     if point not in _plans:
         raise BadOption(
             f"there is no crash point {point!r}",
-            hint="millpond.crashpoints.POINTS declares them all",
+            hint="millpond.durable.crashpoints.POINTS declares them all",
             option=point,
         )
 

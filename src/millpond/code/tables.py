@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 import pyarrow as pa
 
+from millpond.code.capture import Code
 from millpond.errors import BadType, WrongColumn
 from millpond.schema import describe_type, parse_ddl
-from millpond.usercode import Code
 
 Type = Literal["long", "double", "bool", "string"]
 KEY = "key"

@@ -6,9 +6,9 @@ from typing import Literal
 
 import pyarrow as pa
 
-from millpond._casting import cast_column
-from millpond._ddl import describe_type, format_ddl, format_type, parse_ddl
 from millpond.errors import BadType
+from millpond.schema.casting import cast_column
+from millpond.schema.ddl import describe_type, format_ddl, format_type, parse_ddl
 
 __all__ = [
     "KeyKind",

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond._ddl import describe_type
 from millpond.errors import MessageTooLarge, WrongType
+from millpond.schema.ddl import describe_type
 
 DOUBLE_EXACT_MAX = 2**53
 """Every integer up to here is a double of its own; beyond, several share one."""

@@ -1,0 +1,114 @@
+"""What every message is made of: names, numbers, turns; and what a message says of itself.
+
+A message is a frozen struct. A `Call` says what it is answered by, whether it only reads, and how long it may take.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, ClassVar, Generic, NewType, Self, TypeVar, get_args
+
+import msgspec
+
+from millpond.errors import BadMessage, BadName
+from millpond.times import TIME_MAX, TIME_MIN, Progress
+
+# Drains after one epoch.
+DRAINS_MAX = 1024
+CALL_S = 120.0
+# Recovery, checkpoints and user code take as long as there is much to do; a commit waits for a container to recover.
+LONG_CALL_S = 3600.0
+
+# `\Z`, not `$`: a name does not end in a line break either.
+NAME_PATTERN = r"^[a-z0-9_]{1,64}\Z"
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+# A Spark query id, or LOCAL_QUERY for operators on Arrow tables.
+LOCAL_QUERY = "local"
+Query = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")]
+Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_.-]{1,128}\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]
+
+SliceId = NewType("SliceId", int)
+"""One of the pond's slices, counted from 0."""
+Term = NewType("Term", int)
+"""Numbers the incarnations of containers: what an older one writes counts for nothing."""
+Epoch = NewType("Epoch", int)
+"""One micro-batch of a query, as Spark numbers it."""
+
+
+class Turn(msgspec.Struct, frozen=True, order=True):
+    """An epoch (`drain` is 0), or one of the drains that come after it, before the next epoch."""
+
+    epoch: Annotated[Epoch, msgspec.Meta(ge=0, le=2**63 - 1)]
+    drain: Annotated[int, msgspec.Meta(ge=0, lt=DRAINS_MAX)] = 0
+
+    @property
+    def number(self) -> int:
+        """What a sink is told: Spark's own number, or for a drain one below zero."""
+        return self.epoch if self.drain == 0 else -(self.epoch * DRAINS_MAX + self.drain)
+
+    @classmethod
+    def of(cls, number: int) -> Self:
+        """The turn that a sink knows by that number."""
+        if number >= 0:
+            return cls(Epoch(number))
+        epoch, drain = divmod(-number, DRAINS_MAX)
+        return cls(Epoch(epoch), drain)
+
+    def __str__(self) -> str:
+        return f"{self.epoch}" if self.drain == 0 else f"{self.epoch} (drain {self.drain})"
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` itself if it is one; else BadName."""
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
+        raise BadName(
+            f"{what} {name!r} is not a name",
+            hint="a name has 1 to 64 lower-case letters, digits and underscores, for example 'ad_campaigns'",
+            name=str(name),
+        )
+    return name
+
+
+def check_progress(value: Progress | None) -> None:
+    """A progress on the wire is a time, or infinite; neither a fraction nor NaN."""
+    if isinstance(value, float) and not math.isinf(value):
+        raise BadMessage(f"{value} is not a time")
+    if isinstance(value, int) and not TIME_MIN <= value <= TIME_MAX:
+        raise BadMessage(f"{value} is beyond all times")
+
+
+def writer_id(operator: str, query: str) -> str:
+    """One operator in one query: the unit whose epochs are numbered."""
+    return f"{operator}@{query}"
+
+
+def operator_of(writer: str) -> str:
+    return writer.partition("@")[0]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all that travels."""
+
+
+R = TypeVar("R")
+
+
+class Call(Message, Generic[R], frozen=True, tag=True):
+    """A message that is answered by an `R`."""
+
+    reply: ClassVar[Any]
+    reads: ClassVar[bool] = False
+    """Whether a read-only token may send it."""
+    seconds: ClassVar[float] = CALL_S
+    """How long the answer may take."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        (cls.reply,) = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+
+
+class Done(Message, frozen=True, tag=True):
+    """The answer of calls that have nothing to tell."""
