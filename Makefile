@@ -7,7 +7,7 @@ LOG := $(VENV)/setup.log
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long soak check bench clean
+.PHONY: help setup demo test test-long soak simulate check bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | tr '@' '\t'
@@ -28,6 +28,10 @@ test-long: setup ## the tests that would make `make test` too long
 soak: setup ## the long tests: many more histories, ten minutes of kill -9; fixed seeds
 	MILLPOND_SOAK=700 $(BIN)/python -m pytest tests/durability/test_state_machine.py
 	MILLPOND_SOAK_SECONDS=600 $(BIN)/python -m pytest tests/processes/test_kill.py -k killed_at_random --timeout 1200
+
+SEEDS ?= 1000
+simulate: setup ## a whole pond in all weathers, from SEEDS seeds; the first that fails is told with its history
+	@$(BIN)/python -m millpond.testing.simulation --seeds $(SEEDS)
 
 check: setup ## ruff and mypy, as CI runs them
 	$(BIN)/ruff check .

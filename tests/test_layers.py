@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"code"},
     {"times"},
     {"schema"},
+    {"runtime"},
     {"errors"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 
 from millpond.code.rules import keep_latest, put
-from millpond.coordinator import decisions, opening
+from millpond.coordinator import catalogue, fetches, updates
 from millpond.coordinator.records import PondRecord
-from millpond.errors import EpochOutOfOrder
-from millpond.ops.answering import number_of, turn_of
+from millpond.errors import EpochOutOfOrder, OtherQuery
 from millpond.times import Progress
-from millpond.wire.messages import (
-    DRAINS_MAX,
-    Answered,
-    AskPending,
-    Pending,
-    Pin,
-    Pinned,
-    Register,
-    Report,
-    StateSpec,
-)
+from millpond.wire.base import DRAINS_MAX, Turn
+from millpond.wire.epochs import History
+from millpond.wire.house import Register
+from millpond.wire.questions import Answered, AskPending, Pending, Pin, Pinned, Report
+from millpond.wire.specs import StateSpec
 
 
 class Fetcher:
@@ -30,12 +24,15 @@ class Fetcher:
 
     def __init__(self) -> None:
         spec = StateSpec("s", "key long", "value long", put(), keep_latest())
-        self.pond = opening.open_state(PondRecord(slices=4), spec)
+        self.pond = catalogue.open_resident(PondRecord(owners=(0,) * 4), spec)
         for name, role in (("feed", "updater"), ("views", "fetcher")):
-            self.pond = decisions.register(self.pond, Register("s", name, role))
+            self.pond = catalogue.register(self.pond, Register("s", name, role))
 
-    def pin(self, epoch: int, drain: int = 0, u: Progress = 5, query: str = "q") -> Pinned:
-        self.pond, pinned = decisions.pin(self.pond, Pin("s", "views", query, epoch, drain), u)
+    def pin(
+        self, epoch: int, drain: int = 0, u: Progress = 5, query: str = "q", history: History = "continue"
+    ) -> Pinned:
+        message = Pin("s", "views", query, Turn(epoch, drain), history)
+        self.pond, pinned = fetches.pin(self.pond, message, u)
         return pinned
 
     def answer(
@@ -47,15 +44,15 @@ class Fetcher:
         watermark: int | None = None,
         query: str = "q",
     ) -> None:
-        message = Answered("s", "views", query, epoch, waiting, 0, lowest, watermark, drain)
-        self.pond = decisions.answered(self.pond, message)
+        message = Answered("s", "views", query, Turn(epoch, drain), waiting, 0, lowest, watermark)
+        self.pond = fetches.answered(self.pond, message)
 
     def pending(self, u: Progress = math.inf) -> Pending:
-        return decisions.pending(self.pond, AskPending("s", "views"), u)
+        return fetches.pending(self.pond, AskPending("s", "views"), u)
 
     @property
     def progress(self) -> Progress:
-        return self.pond.states["s"].fetch_progress
+        return self.pond.residents["s"].fetch_progress
 
 
 def test_f_moves_only_when_the_epoch_that_moved_it_cannot_run_again() -> None:
@@ -86,31 +83,75 @@ def test_what_waited_before_the_last_epoch_holds_f_back_while_that_may_run_again
 def test_an_epoch_of_another_query_that_runs_holds_f_back() -> None:
     views = Fetcher()
     views.pin(0, query="other")
-    views.pin(0)
+    views.pin(0, history="shared")
     views.answer(0, watermark=90)
     views.pin(1)
     assert views.progress == -math.inf
 
 
-def test_a_query_that_was_given_up_holds_f_back_by_what_waits_in_it_alone() -> None:
+def test_a_query_that_a_new_one_replaced_holds_f_back_no_longer() -> None:
     views = Fetcher()
     views.pin(0, query="old")
-    views.answer(0, watermark=10, query="old")
-    views.pin(0)
-    views.answer(0, watermark=90)
-    views.pin(1)
+    views.answer(0, waiting=1, lowest=7, watermark=10, query="old")
+    views.pin(5, history="new")
+    views.answer(5, watermark=90)
+    views.pin(6)
     assert views.progress == 90
-    views.pin(1, query="old")
-    views.answer(1, waiting=1, lowest=95, watermark=120, query="old")
-    for epoch in range(1, 4):
-        views.pin(epoch)
-        views.answer(epoch, watermark=100 * (epoch + 1))
+    assert views.pending().rows == 0
+    with pytest.raises(OtherQuery):
+        views.pin(1, query="old")
+
+
+def test_each_of_the_queries_that_share_a_name_holds_f_back() -> None:
+    views = Fetcher()
+    views.pin(0, query="one", history="shared")
+    views.answer(0, watermark=10, query="one")
+    views.pin(0, query="two", history="shared")
+    views.answer(0, watermark=90, query="two")
+    views.pin(1, query="one")
+    views.pin(1, query="two")
+    assert views.progress == 10
+    views.answer(1, waiting=1, lowest=95, watermark=120, query="one")
+    views.answer(1, watermark=200, query="two")
+    views.pin(2, query="one")
+    views.pin(2, query="two")
+    views.answer(2, waiting=1, lowest=95, watermark=300, query="one")
+    views.answer(2, watermark=300, query="two")
+    views.pin(3, query="two")
     assert views.progress == 95
+
+
+def test_a_name_belongs_to_the_query_that_began() -> None:
+    views = Fetcher()
+    views.pin(0)
+    views.answer(0)
+    with pytest.raises(OtherQuery, match="belongs to the query q"):
+        views.pin(0, query="other")
+    assert views.pin(0).previous is None
+
+
+def test_the_first_epoch_is_0_unless_the_history_is_new() -> None:
+    for history in ("continue", "shared"):
+        with pytest.raises(EpochOutOfOrder, match="those before it are missing"):
+            Fetcher().pin(3, history=history)
+    views = Fetcher()
+    views.pin(3, history="new")
+    views.answer(3)
+    views.pin(4)
+
+
+def test_an_epoch_that_is_not_answered_is_followed_by_none() -> None:
+    views = Fetcher()
+    views.pin(0)
+    with pytest.raises(EpochOutOfOrder, match=r"an epoch .* was interrupted"):
+        views.pin(1)
+    views.answer(0)
+    views.pin(1)
 
 
 def test_rows_below_a_reported_progress_are_late() -> None:
     views = Fetcher()
-    views.pond = decisions.report(views.pond, Report("s", "views", None, 50))
+    views.pond = updates.report(views.pond, Report("s", "views", None, 50))
     assert views.pin(0).late_below == 50
 
 
@@ -118,10 +159,10 @@ def test_a_drain_takes_up_what_waits_and_the_next_epoch_what_the_drain_left() ->
     views = Fetcher()
     views.pin(0)
     views.answer(0, waiting=3, lowest=7)
-    assert views.pending().drains == {"q": ((0, 1), (0, 0))}
-    assert views.pin(0, 1, u=9).previous == (0, 0)
+    assert views.pending().drains == {"q": (Turn(0, 1), Turn(0, 0), "")}
+    assert views.pin(0, 1, u=9).previous == Turn(0, 0)
     views.answer(0, 1, waiting=1, lowest=9)
-    assert views.pin(1).previous == (0, 1)
+    assert views.pin(1).previous == Turn(0, 1)
     views.answer(1)
     assert views.pin(2).previous is None
 
@@ -131,7 +172,7 @@ def test_no_drain_without_progress_of_u() -> None:
     views.pin(0, u=5)
     views.answer(0, waiting=3, lowest=7)
     assert views.pending(u=5).drains == {}
-    assert views.pending(u=6).drains == {"q": ((0, 1), (0, 0))}
+    assert views.pending(u=6).drains == {"q": (Turn(0, 1), Turn(0, 0), "")}
 
 
 def test_a_drain_that_was_interrupted_is_repeated_from_what_was_left_before_it() -> None:
@@ -139,12 +180,12 @@ def test_a_drain_that_was_interrupted_is_repeated_from_what_was_left_before_it()
     views.pin(0)
     views.answer(0, waiting=3, lowest=7)
     views.pin(0, 1)
-    assert views.pending(u=5).drains == {"q": ((0, 1), (0, 0))}
+    assert views.pending(u=5).drains == {"q": (Turn(0, 1), Turn(0, 0), "")}
     with pytest.raises(EpochOutOfOrder, match=r"a drain .* was interrupted"):
         views.pin(1)
     with pytest.raises(EpochOutOfOrder, match=r"a drain .* was interrupted"):
         views.pin(0, 2)
-    assert views.pin(0, 1).previous == (0, 0)
+    assert views.pin(0, 1).previous == Turn(0, 0)
     views.answer(0, 1)
     assert views.pin(1).previous is None
 
@@ -158,7 +199,20 @@ def test_no_drain_after_an_epoch_that_was_interrupted() -> None:
     assert views.pending().unfinished == ["q"]
     with pytest.raises(EpochOutOfOrder, match=r"an epoch .* was interrupted"):
         views.pin(1, 1)
-    assert views.pin(1).previous == (0, 0)
+    assert views.pin(1).previous == Turn(0, 0)
+
+
+def test_no_epoch_while_the_one_before_it_is_unanswered() -> None:
+    """An error that a user's code has swallowed must not lose what waits."""
+    views = Fetcher()
+    views.pin(0)
+    views.answer(0, waiting=3, lowest=7)
+    views.pin(1)
+    with pytest.raises(EpochOutOfOrder, match=r"an epoch .* was interrupted"):
+        views.pin(2)
+    assert views.pin(1).previous == Turn(0)
+    views.answer(1, waiting=3, lowest=7)
+    assert views.pin(2).previous == Turn(1)
 
 
 def test_the_last_epoch_runs_again_after_its_drains() -> None:
@@ -171,25 +225,33 @@ def test_the_last_epoch_runs_again_after_its_drains() -> None:
         views.pin(1, drain)
         views.answer(1, drain, waiting=3, lowest=7)
     again = views.pin(1)
-    assert (again.previous, again.oldest) == ((0, 0), (0, 0))
+    assert (again.previous, again.oldest) == (Turn(0), Turn(0))
     views.answer(1, waiting=3, lowest=7)
     following = views.pin(2)
-    assert (following.previous, following.oldest) == ((1, 7), (1, 0))
+    assert (following.previous, following.oldest) == (Turn(1, 7), Turn(1, 0))
 
 
 def test_an_epoch_has_so_many_drains_at_most() -> None:
     views = Fetcher()
     views.pin(0)
     views.answer(0, waiting=3, lowest=7)
-    for drain in range(1, DRAINS_MAX):
+    for drain in range(1, DRAINS_MAX - 1):
         views.pin(0, drain)
         views.answer(0, drain, waiting=3, lowest=7)
-    with pytest.raises(EpochOutOfOrder, match="drained 1023 times"):
-        views.pin(0, DRAINS_MAX)
-    assert views.pin(1).previous == (0, DRAINS_MAX - 1)
+    # What is offered is a turn that can be told of, also where it is refused.
+    assert views.pending().drains == {"q": (Turn(0, DRAINS_MAX - 1), Turn(0, DRAINS_MAX - 2), "")}
+    with pytest.raises(EpochOutOfOrder, match="drained 1022 times"):
+        views.pin(0, DRAINS_MAX - 1)
+    assert views.pin(1).previous == Turn(0, DRAINS_MAX - 2)
 
 
 @pytest.mark.parametrize("turn", [(0, 0), (0, 1), (7, 0), (7, 1), (7, DRAINS_MAX - 1), (2**40, 3)])
 def test_a_number_says_which_turn_it_is(turn: tuple[int, int]) -> None:
-    assert turn_of(number_of(*turn)) == turn
-    assert (number_of(*turn) < 0) == (turn[1] > 0)
+    known = Turn(*turn)
+    assert Turn.of(known.number) == known
+    assert (known.number < 0) == (known.drain > 0)
+
+
+def test_turns_are_ordered_as_they_come() -> None:
+    turns = [Turn(epoch, drain) for epoch in range(3) for drain in range(3)]
+    assert all(before < after for before, after in itertools.pairwise(turns))

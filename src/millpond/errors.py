@@ -152,6 +152,18 @@ class RuleFailed(MillpondError, RuntimeError):
     fields = ("rule",)
 
 
+class CodeTookTooLong(MillpondError, TimeoutError):
+    """User code that did not end within the pond's `code_seconds`. What it was to change did not happen."""
+
+    fields = ("what", "seconds")
+
+
+class OutOfMemory(MillpondError, MemoryError):
+    """User code that asked for more memory than its container may have. What it was to change did not happen."""
+
+    fields = ("what",)
+
+
 class LateRows(MillpondError, ValueError):
     """Rows below the updater's watermark, under `late="error"`."""
 
@@ -287,7 +299,23 @@ class OutputsGone(MillpondError, LookupError):
     fields = ("epoch",)
 
 
-class GroupBroken(MillpondError, RuntimeError):
-    """An epoch of transactions that was decided could not run. The group answers again once it can."""
+class ResidentBroken(MillpondError, RuntimeError):
+    """A State or group that could not be rebuilt from its log. It answers again once it can; all else serves."""
 
-    fields = ("group",)
+    fields = ("resident",)
+
+
+class OtherQuery(MillpondError, ValueError):
+    """An operator's name is another query's: under a new checkpoint its rows would count again."""
+
+    fields = ("resident", "name", "query")
+
+
+class CodeFailed(MillpondError, RuntimeError):
+    """User code ended its container: it crashed, or took all memory. Its epoch is refused, and nothing was changed."""
+
+    fields = ("resident",)
+
+
+class Interrupted(BaseException):
+    """Raised inside user code that runs too long, to end it. Not an error: whoever catches all else lets it pass."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
+import pytest
+
 from millpond.durable.crashpoints import SimulatedCrash, counted
 from millpond.testing import LossyFiles
 
@@ -12,6 +14,9 @@ _T = TypeVar("_T")
 
 THEN = {1: 3, 3: 2}
 """How many containers each history goes on with when it reopens the pond."""
+
+CONTAINERS = (pytest.param(1, marks=pytest.mark.long), 3)
+"""With how many each history begins. One container alone shows little that three do not, nor the simulator."""
 
 LOSSES = (("nothing", 0), ("all", 0), ("content", 0), ("names", 0), ("some", 1), ("some", 2))
 AGAIN = (3, 1, 2, 4)

@@ -13,8 +13,6 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 import pytest
 
-import millpond.client.client
-import millpond.ops.committing
 import millpond.testing.local
 from millpond.code import rules
 from millpond.container.service import ContainerService
@@ -23,7 +21,7 @@ from millpond.errors import BelowFetchProgress, RowsWaiting, Unavailable
 from millpond.ops.update import Update as UpdateOperator
 from millpond.testing import Oracle
 from millpond.testing.local import LocalPond
-from millpond.wire.messages import Assigned
+from millpond.wire.house import Adopted
 
 ROOT = "/pond"
 SLICES = 5
@@ -395,7 +393,7 @@ def held_versions(pond: LocalPond, name: str) -> dict[Any, list[tuple[int, Any]]
     """All versions that the containers hold, final or not: what a crash that comes later must bring back."""
     found: dict[Any, list[tuple[int, Any]]] = {}
     for service in pond.hosting.services.values():
-        for held in service.core.state(name).slices.values():
+        for held in service.core.holding(name).slices.values():
             batch = held.store.export()
             for raw, time, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 found.setdefault(raw.decode() if isinstance(raw, bytes) else raw, []).append((time, value))
@@ -467,11 +465,11 @@ class MortalContainer(ContainerService):
 
     running: ClassVar[list[MortalContainer]] = []
     dead = False
-    recovered: Assigned
+    recovered: Adopted
 
     def call(self, message: Any) -> Any:
         answer = self._alive(lambda: super(MortalContainer, self).call(message))
-        if isinstance(answer, Assigned):
+        if isinstance(answer, Adopted):
             self.recovered = answer
         return answer
 
@@ -516,6 +514,4 @@ def mortal_containers() -> Iterator[None]:
     """Ponds opened within the block have such containers, and nobody waits between attempts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(millpond.testing.local, "ContainerService", MortalContainer)
-        patch.setattr(millpond.ops.committing, "STAGE_PAUSE_S", 0.0)
-        patch.setattr(millpond.client.client, "RETRY_PAUSE_S", 0.0)
         yield

@@ -21,8 +21,8 @@ import millpond.container.recovery
 import millpond.durable.arrow_files
 import millpond.ops.intake
 from millpond.container.core import Core
-from millpond.container.held import HeldSlice
-from millpond.coordinator import decisions
+from millpond.container.holdings.state import StateHolding
+from millpond.coordinator import epochs, updates
 from millpond.errors import CorruptFile, MillpondError
 from millpond.testing import LossyFiles
 
@@ -113,51 +113,52 @@ def test_one_kind_of_file_alone_that_is_not_synced(monkeypatch: pytest.MonkeyPat
 
 
 def test_undecided_records_that_are_taken_for_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(millpond.container.recovery, "_undecided", lambda heads, assign: set())
+    monkeypatch.setattr(millpond.container.recovery, "_undecided", lambda heads, decided: [])
     assert_fails(crash_points, "log.dirsync.after")
-    assert_fails(crash_points, "journal.append.before")
+    assert_fails(crash_points, "acknowledge.after")
 
 
 def test_decided_records_that_are_taken_for_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(millpond.container.recovery, "_undecided", lambda heads, assign: set(heads))
+    monkeypatch.setattr(millpond.container.recovery, "_undecided", lambda heads, decided: list(heads))
     assert_fails(crash_points, "publish.after")
 
 
 def test_replays_that_are_not_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = decisions.begin_epoch
-    monkeypatch.setattr(decisions, "begin_epoch", lambda *given: replace(sound(*given), replayed=False))
+    sound = updates.begin_epoch
+    monkeypatch.setattr(updates, "begin_epoch", lambda *given: replace(sound(*given), replayed=False))
     assert_fails(state_machine)
 
 
 def test_changed_epochs_that_are_taken_for_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "digest_of", lambda message: 0)
-    monkeypatch.setattr(decisions, "rows_of", lambda message: 0)
+    for module in (updates, epochs):
+        monkeypatch.setattr(module, "digest_of", lambda message: 0)
+        monkeypatch.setattr(module, "rows_of", lambda message: 0)
     monkeypatch.setattr(Core, "_prepared", lambda self, record: _blank(self))
     assert_fails(state_machine)
 
 
 def _blank(core: Core) -> Any:
-    from millpond.wire.messages import Prepared
+    from millpond.wire.epochs import Prepared
 
     return Prepared(term=core.term, rows=0, digest=0)
 
 
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices that are rebuilt do not know what their snapshots hold, and nobody minds."""
+    sound = millpond.container.recovery._load_snapshots
+
+    def load(*given: Any) -> int:
+        loaded = sound(*given)
+        for held in given[-1].values():
+            held.vector = {}
+        return loaded
+
+    monkeypatch.setattr(millpond.container.recovery, "_load_snapshots", load)
+    monkeypatch.setattr(millpond.container.recovery, "_check_complete", lambda *given: None)
+
+
 def test_slices_that_forget_what_they_have_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forgetful(dict[str, int]):
-        def get(self, key: str, default: Any = None) -> Any:
-            return default
-
-    sound = HeldSlice.__init__
-
-    def init(self: HeldSlice, *given: Any) -> None:
-        sound(self, *given)
-        self.vector = Forgetful()
-
-    monkeypatch.setattr(HeldSlice, "__init__", init)
-    read = millpond.container.recovery.read_snapshot
-    monkeypatch.setattr(
-        millpond.container.recovery, "read_snapshot", lambda *given: (read(*given)[0], Forgetful())
-    )
+    forgetful(monkeypatch)
     assert_fails(test_crash_points.test_what_a_snapshot_holds_is_not_applied_again)
 
 
@@ -171,8 +172,8 @@ def test_late_rows_that_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_progress_that_is_published_before_the_rows_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = decisions.progress
-    monkeypatch.setattr(decisions, "progress", lambda state, held_back: sound(state, {}))
+    sound = updates.progress
+    monkeypatch.setattr(updates, "progress", lambda state, held_back: sound(state, {}))
     for containers in test_crash_points.THEN:
         assert_fails(test_crash_points.test_nothing_is_final_before_it_is_visible, containers)
 
@@ -186,7 +187,7 @@ def test_a_checkpoint_that_overlooks_what_changed(monkeypatch: pytest.MonkeyPatc
 def test_a_checkpoint_that_truncates_what_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Core.plan_checkpoint
     monkeypatch.setattr(
-        Core, "plan_checkpoint", lambda self: sound(self)._replace(covered=self._seq, dirty=[])
+        Core, "plan_checkpoint", lambda self: sound(self)._replace(covered=self.seq, dirty=[])
     )
     assert_fails(crash_points, "publish.after")
 
@@ -212,5 +213,5 @@ def test_a_checksum_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_reads_below_fetch_progress_that_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millpond.ops.asking.Questions.check_not_below", lambda *given: None)
-    monkeypatch.setattr("millpond.container.held.HeldState.check_not_below", lambda self, time: None)
+    monkeypatch.setattr(StateHolding, "_check_not_below", lambda self, time: None)
     assert_fails(state_machine)

@@ -8,23 +8,27 @@ from typing import Any
 import pytest
 import test_transactions
 import txn_driving
-from test_broken_promises import assert_fails
+from msgspec.structs import replace
+from test_broken_promises import assert_fails, forgetful
 from txn_driving import World
 
-import millpond.container.group
 import millpond.container.recovery
+import millpond.container.service
 import millpond.ops.intake
-import millpond.txn.events
+import millpond.txn.run.events
 from millpond.container import core
-from millpond.container.group import GroupStore, HeldGroup
-from millpond.container.held import HeldSlice
-from millpond.coordinator import decisions
+from millpond.container.holdings import group
+from millpond.container.holdings.base import HeldSlice
+from millpond.container.holdings.group import GroupHolding, GroupStore
+from millpond.container.service import ContainerService
+from millpond.coordinator import epochs, updates
 from millpond.durable.crashpoints import armed
 from millpond.errors import MillpondError
+from millpond.stores.outputs import Outputs
 from millpond.testing import LossyFiles
-from millpond.txn import codegen
-from millpond.txn._code import CannotCompile
-from millpond.txn.interpreter import Log
+from millpond.txn.compiler import codegen
+from millpond.txn.compiler.values import CannotCompile
+from millpond.txn.run.interpreter import WriteLog
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +71,10 @@ def crash_points(*points: str) -> None:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every function runs as plain Python, in programs that are made here only."""
-    millpond.container.group._loaded.cache_clear()
+    group._loaded.cache_clear()
     monkeypatch.setattr(codegen, "check", lambda function, _: CannotCompile(function.found.tree, "asked for"))
     yield
-    millpond.container.group._loaded.cache_clear()
+    group._loaded.cache_clear()
 
 
 def test_the_whole_history_is_right_when_nothing_is_broken(interpreted: None) -> None:
@@ -80,118 +84,119 @@ def test_the_whole_history_is_right_when_nothing_is_broken(interpreted: None) ->
 def test_events_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
-    monkeypatch.setattr(millpond.txn.events, "time_order", lambda times, seqs: np.arange(len(times)))
+    monkeypatch.setattr(millpond.txn.run.events, "time_order", lambda times, seqs: np.arange(len(times)))
     noticed(whole_history)
 
 
 def test_seq_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = millpond.txn.events.time_order
-    monkeypatch.setattr(millpond.txn.events, "time_order", lambda times, seqs: sound(times, None))
+    sound = millpond.txn.run.events.time_order
+    monkeypatch.setattr(millpond.txn.run.events, "time_order", lambda times, seqs: sound(times, None))
     noticed(whole_history)
 
 
 def test_aborts_that_leave_a_trace(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    monkeypatch.setattr(Log, "undo", lambda self: self.entries.clear())
+    monkeypatch.setattr(WriteLog, "undo", lambda self: self.entries.clear())
     noticed(whole_history)
 
 
 def test_aborts_that_undo_all_but_the_first_write(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
-    sound = Log.undo
+    sound = WriteLog.undo
 
-    def undo(self: Log) -> None:
+    def undo(self: WriteLog) -> None:
         del self.entries[:1]
         sound(self)
 
-    monkeypatch.setattr(Log, "undo", undo)
+    monkeypatch.setattr(WriteLog, "undo", undo)
     noticed(whole_history)
 
 
 def test_groups_that_forget_what_they_have_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forgetful(dict[str, int]):
-        def get(self, key: str, default: Any = None) -> Any:
-            return default
-
-    sound = HeldSlice.__init__
-
-    def init(self: HeldSlice[Any], *given: Any) -> None:
-        sound(self, *given)
-        self.vector = Forgetful()
-
-    monkeypatch.setattr(HeldSlice, "__init__", init)
-    read = millpond.container.recovery.read_snapshot
-    monkeypatch.setattr(
-        millpond.container.recovery, "read_snapshot", lambda *given: (read(*given)[0], Forgetful())
-    )
+    forgetful(monkeypatch)
     noticed(test_transactions.test_what_a_snapshot_holds_is_not_run_again)
 
 
-def test_epochs_that_run_before_they_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = HeldGroup.check_epoch
-
-    def check_epoch(self: HeldGroup, record: Any) -> None:
-        sound(self, record)
-        self.apply(record, [self.spec.home], lambda work, items, rows: None)
-
-    monkeypatch.setattr(HeldGroup, "check_epoch", check_epoch)
+def test_epochs_that_are_seen_before_they_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeldSlice, "decided_copy", lambda self: self.store.copy())
     noticed(test_transactions.test_readers_see_whole_epochs_only, 1)
+    noticed(test_transactions.test_what_a_snapshot_holds_is_not_run_again)
+
+
+def test_epochs_that_were_given_up_and_leave_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undo(self: GroupHolding, ready: Any) -> None:
+        self.slices[self._home].undecided = None
+
+    monkeypatch.setattr(GroupHolding, "undo", undo)
+    noticed(test_transactions.test_an_epoch_whose_decision_failed_runs_with_the_program_that_comes_next)
 
 
 def test_undecided_epochs_that_are_run_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(millpond.container.recovery, "_undecided", lambda heads, assign: set())
+    monkeypatch.setattr(millpond.container.recovery, "_undecided", lambda heads, decided: [])
     noticed(crash_points, "log.dirsync.after")
     noticed(crash_points, "journal.append.before")
 
 
 def test_decided_epochs_that_are_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(millpond.container.recovery, "_concerns", lambda head, owned, slices: False)
+    monkeypatch.setattr(millpond.container.recovery, "_concerned", lambda *given: {})
     noticed(crash_points, "publish.after")
 
 
 def test_epochs_that_recovery_runs_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each writer's in its own order, but one writer after the other."""
-    sound = core.Core.replay
-    waiting: dict[int, list[Any]] = {}
+    sound = GroupHolding.replay
+    waiting: list[Any] = []
 
-    def replay(self: core.Core, record: Any, logged: Any) -> int:
+    def replay(self: GroupHolding, record: Any, slices: Any) -> int:
         if record.writer.startswith("other@"):
-            waiting.setdefault(id(self), []).append((record, logged))
+            waiting.append((self, record, slices))
             return 0
-        return sound(self, record, logged)
+        return sound(self, record, slices)
 
-    recover = millpond.container.service.recover  # type: ignore[attr-defined]
+    rebuild = millpond.container.service.rebuild
 
-    def recovered(given: core.Core, *arguments: Any) -> Any:
-        found = recover(given, *arguments)
-        for record, logged in waiting.pop(id(given), []):
-            sound(given, record, logged)
-        return found
+    def rebuilt(*given: Any) -> Any:
+        slices = rebuild(*given)
+        for holding, record, held in waiting:
+            for one in held.values():
+                one.vector.pop(record.writer, None)
+            sound(holding, record, held)
+        waiting.clear()
+        return slices
 
-    monkeypatch.setattr(core.Core, "replay", replay)
-    monkeypatch.setattr("millpond.container.service.recover", recovered)
+    monkeypatch.setattr(GroupHolding, "replay", replay)
+    monkeypatch.setattr(millpond.container.service, "rebuild", rebuilt)
     noticed(crash_points, "publish.after", "apply.after", "log.append.before", "truncate.before")
 
 
 def test_old_epochs_that_recovery_runs_with_new_code(monkeypatch: pytest.MonkeyPatch) -> None:
     newest: dict[str, Any] = {}
-    sound = millpond.container.group.program_of
+    sound = group.functions_of
 
-    def program_of(transactions: Any) -> Any:
-        kinds = transactions.program.kinds
+    def functions_of(work: Any) -> Any:
+        kinds = work.functions.kinds
         if "move" in kinds and "2 * n" in kinds["move"].code.source:
-            newest["move"] = transactions.program.kinds["move"]
+            newest["move"] = kinds["move"]
         if "move" in kinds and "move" in newest:
-            program = type(transactions.program)(
-                {**kinds, "move": newest["move"]}, transactions.program.tables
-            )
-            return millpond.container.group._loaded(millpond.container.group.msgspec.msgpack.encode(program))
-        return sound(transactions)
+            other = replace(work.functions, kinds={**kinds, "move": newest["move"]})
+            return sound(replace(work, functions=other))
+        return sound(work)
 
-    monkeypatch.setattr(millpond.container.group, "program_of", program_of)
+    monkeypatch.setattr(group, "functions_of", functions_of)
     noticed(crash_points, "publish.after", "apply.after", "log.append.before")
 
 
 def test_what_was_prepared_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "_same", lambda one, two: (one.epoch, one.digest) == (two.epoch, two.digest))
+    """What was prepared under an earlier number counts, if the events are the same."""
+    sound = core.Core.begin
+
+    def begin(self: core.Core, message: Any) -> Any:
+        logged = self._logged.get(message.resident)
+        if logged is None or logged.ready.record.turn != message.turn:
+            return sound(self, message)
+        record = logged.ready.record._replace(ballot=message.ballot)
+        self._logged[message.resident] = logged._replace(ready=logged.ready._replace(record=record))
+        return self._prepared(record)
+
+    monkeypatch.setattr(core.Core, "begin", begin)
     noticed(test_transactions.test_an_epoch_whose_decision_failed_runs_with_the_program_that_comes_next)
 
 
@@ -204,8 +209,9 @@ def test_late_events_that_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_changed_epochs_that_are_taken_for_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "digest_of", lambda message: 0)
-    monkeypatch.setattr(decisions, "rows_of", lambda message: 0)
+    for module in (updates, epochs):
+        monkeypatch.setattr(module, "digest_of", lambda message: 0)
+        monkeypatch.setattr(module, "rows_of", lambda message: 0)
     sound = core.Core._prepared
     monkeypatch.setattr(
         core.Core, "_prepared", lambda self, record: type(sound(self, record))(self.term, 0, 0)
@@ -218,7 +224,7 @@ def test_outputs_that_a_checkpoint_forgets(monkeypatch: pytest.MonkeyPatch) -> N
 
     def export(self: GroupStore) -> Any:
         other = self.copy()
-        other.outputs = {}
+        other.outputs = Outputs()
         return sound(other)
 
     monkeypatch.setattr(GroupStore, "export", export)
@@ -240,7 +246,16 @@ def test_a_checkpoint_that_overlooks_a_table(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_log_number_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch that could not be logged takes a number with it: the next recovery misses a record."""
-    monkeypatch.setattr(core.Core, "append_failed", lambda self, append: None)
+    sound = ContainerService._append
+
+    def append(self: ContainerService, *given: Any) -> int:
+        try:
+            return sound(self, *given)
+        except MillpondError:
+            self.core.seq += 1
+            raise
+
+    monkeypatch.setattr(ContainerService, "_append", append)
 
     def full_disk(_point: str) -> None:
         raise OSError(28, "No space left on device")

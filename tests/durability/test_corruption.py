@@ -12,7 +12,8 @@ import driving
 import pytest
 from driving import Checkpoint, Model, Step, Update, Upkeep, World, history
 
-from millpond.container.layout import incarnations, read_manifest
+from millpond.container.layout import read_manifest, record_numbers
+from millpond.coordinator.journal import Journal
 from millpond.durable.crashpoints import SimulatedCrash, armed
 from millpond.durable.files import AnyPath, OsFiles
 from millpond.errors import CorruptFile
@@ -103,15 +104,24 @@ def copied(made: Case, tmp_path: Path) -> Callable[[], Case]:
 
 
 def needed(case: Case) -> list[str]:
-    """The files that hold something. Snapshots that no manifest names are there only until someone tidies up."""
+    """The files that slices rest on: what the journal names, and what is named there. Others wait to be tidied up."""
     files, root = DiskFiles(), str(case.root)
-    named = {
-        f"snapshots/{state}/{name}"
-        for directory in incarnations(files, root)
-        for state, snapshots in read_manifest(files, root, directory).snapshots.items()
-        for name in snapshots.values()
-    }
-    return [name for name in case.files() if kind_of(name) != "snapshot" or name in named]
+    record = Journal(files, root).load()
+    assert record is not None
+    names = {name for name in case.files() if kind_of(name) == "journal"}
+    for directory, numbers in record.grounds.items():
+        names.add(f"containers/{directory}/manifest.arrow")
+        manifest = read_manifest(files, root, directory)
+        for number in numbers:
+            ground = manifest.slices[number]
+            names |= {f"snapshots/{resident}/{name}" for resident, name in ground.snapshots.items()}
+            for span in ground.logs:
+                names |= {
+                    f"containers/{span.directory}/{seq:012d}.arrow"
+                    for seq in record_numbers(files, root, span)
+                    if seq not in span.skipped
+                }
+    return [name for name in case.files() if name in names]
 
 
 def kind_of(name: str) -> str:

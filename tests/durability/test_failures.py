@@ -11,7 +11,7 @@ import pytest
 
 import millpond as mp
 from millpond.container.service import ContainerService
-from millpond.coordinator import decisions, opening
+from millpond.coordinator import catalogue, fetches
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.service import CoordinatorService
 from millpond.durable.crashpoints import armed
@@ -21,7 +21,11 @@ from millpond.schema import format_ddl, parse_ddl
 from millpond.stores.versioned import VersionedSlice
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalHosting, LocalPond
-from millpond.wire.messages import Answered, AskPending, AskProgress, Locate, Pin, Register, StateSpec
+from millpond.wire.base import LOCAL_QUERY, Turn
+from millpond.wire.epochs import BeginEpoch
+from millpond.wire.house import Locate, Register
+from millpond.wire.questions import Answered, AskPending, AskProgress, Pin
+from millpond.wire.specs import StateSpec
 
 
 def rows(keys: list[int], times: list[int], values: list[Any]) -> pa.Table:
@@ -103,7 +107,7 @@ def test_a_heap_rewrite_that_fails_changes_no_value(monkeypatch: pytest.MonkeyPa
     for epoch in range(3):
         feed(pa.table({"k": [1], "t": [epoch], "a": [f"a{epoch}"], "b": [f"b{epoch}"]}), epoch)
     state.finish("feed")
-    store = pond.hosting.services[0].core.state("s").slices[0].store
+    store = pond.hosting.services[0].core.holding("s").slices[0].store
     second = store._heaps[1]
 
     take = type(second).take
@@ -130,10 +134,10 @@ def test_a_container_that_cannot_write_its_log_pins_nobody_elses(monkeypatch: py
     _, other = feeding(pond, "other")
     append = ContainerService._append
 
-    def full(service: ContainerService, *given: Any) -> None:
+    def full(service: ContainerService, *given: Any) -> int:
         if service.core.container == 1:
             raise WriteFailed("no space left", path="log")
-        append(service, *given)
+        return append(service, *given)
 
     with monkeypatch.context() as broken:
         broken.setattr(ContainerService, "_append", full)
@@ -144,7 +148,7 @@ def test_a_container_that_cannot_write_its_log_pins_nobody_elses(monkeypatch: py
     pond.checkpoint()
     for service in pond.hosting.services.values():
         assert service._report().metrics["log_records"] == 0
-        assert service.core.plan_checkpoint().covered == service.core._seq
+        assert service.core.plan_checkpoint().covered == service.core.seq
         assert service.core.staged_rows() == 0
     assert state.progress().updaters["feed"] == -math.inf
 
@@ -152,12 +156,9 @@ def test_a_container_that_cannot_write_its_log_pins_nobody_elses(monkeypatch: py
 def test_staged_rows_that_nobody_commits_do_not_pile_up() -> None:
     pond = LocalPond(LossyFiles())
     _, feed = feeding(pond)
-    from millpond.ops.update import LOCAL_QUERY
-    from millpond.wire.messages import BeginEpoch
-
     for _ in range(50):
-        plan = pond._client.call(BeginEpoch("s", "feed", LOCAL_QUERY, 0))
-        feed._stage(rows([1] * 100, list(range(100)), [1] * 100), plan, 0, LOCAL_QUERY)
+        plan = pond._client.call(BeginEpoch("s", "feed", LOCAL_QUERY, Turn(0), "continue"))
+        feed._stage(rows([1] * 100, list(range(100)), [1] * 100), plan, Turn(0), LOCAL_QUERY)
     assert pond.hosting.services[0].core.staged_rows() <= 800
     feed(rows([1], [1], [1]), 0)
     assert pond.hosting.services[0].core.staged_rows() == 0
@@ -186,9 +187,51 @@ def test_two_updaters_of_one_value_are_recovered_in_the_order_they_were_seen() -
     assert state.snapshot().to_pylist() == seen
 
 
+def test_an_epoch_is_not_decided_while_who_prepared_it_is_being_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The new incarnation is told what is decided. What is decided after that would be lost in it."""
+    pond = LocalPond(LossyFiles(), containers=2)
+    state, feed = feeding(pond)
+    feed(rows([1, 2, 3, 4], [10] * 4, [1] * 4), 0)
+    adopting, decided = threading.Event(), threading.Event()
+    starts: list[threading.Thread] = []
+
+    def adopt(_: str) -> None:
+        adopting.set()
+        decided.wait(10)
+
+    decide = pond.coordinator._decide
+
+    def deciding(*given: Any) -> Any:
+        event = decide(*given)
+        decided.set()
+        for start in starts:
+            start.join()
+        return event
+
+    monkeypatch.setattr(pond.coordinator, "_decide", deciding)
+    with armed("manifest.append.before", action=adopt) as adopted:
+
+        def dies(_: str) -> None:
+            pond.hosting.kill(0)
+            starts.append(threading.Thread(target=pond.coordinator.recover, args=(0,)))
+            starts[0].start()
+            adopting.wait(10)
+
+        with armed("acknowledge.after", hit=2, action=dies) as plan:
+            feed(rows([1, 2, 3, 4], [20] * 4, [2] * 4), 1)
+    assert plan.fired
+    assert adopted.fired
+    state.finish("feed")
+    for _ in range(2):
+        assert state.snapshot()["value"].to_pylist() == [2] * 4
+        restart(pond)
+
+
 def fetching() -> PondRecord:
-    pond = opening.open_state(
-        PondRecord(slices=1),
+    pond = catalogue.open_resident(
+        PondRecord(owners=(0,)),
         StateSpec(
             "s",
             format_ddl(parse_ddl("long", "key")),
@@ -197,42 +240,49 @@ def fetching() -> PondRecord:
             mp.keep_latest(),
         ),
     )
-    return decisions.register(pond, Register("s", "views", "fetcher"))
+    return catalogue.register(pond, Register("s", "views", "fetcher"))
 
 
 def answer(pond: PondRecord, query: str, epoch: int, **left: Any) -> PondRecord:
-    pond, _ = decisions.pin(pond, Pin("s", "views", query, epoch), 5)
+    pond, _ = fetches.pin(pond, Pin("s", "views", query, Turn(epoch), "shared"), 5)
     chosen = {"waiting": 0, "late": 0, "lowest": None, "watermark": None} | left
-    return decisions.answered(pond, Answered("s", "views", query, epoch, **chosen))
+    return fetches.answered(pond, Answered("s", "views", query, Turn(epoch), **chosen))
 
 
 def test_a_fetcher_in_two_queries_is_held_back_by_what_waits_in_either() -> None:
     pond = answer(fetching(), "one", 0, waiting=1, lowest=10, watermark=50)
+    pond = answer(pond, "one", 1, waiting=1, lowest=10, watermark=50)
     pond = answer(pond, "two", 0, watermark=1000)
     pond = answer(pond, "two", 1, watermark=1000)
-    assert pond.states["s"].fetch_progress == 10
+    assert pond.residents["s"].fetch_progress == 10
     # While the next epoch runs, what waited still waits.
-    pond, _ = decisions.pin(pond, Pin("s", "views", "one", 1), 60)
-    assert decisions.pending(pond, AskPending("s", "views"), 60).rows == 1
+    pond, _ = fetches.pin(pond, Pin("s", "views", "one", Turn(2), "shared"), 60)
+    assert fetches.pending(pond, AskPending("s", "views"), 60).rows == 1
     pond = answer(pond, "two", 2, watermark=2000)
-    assert pond.states["s"].fetch_progress == 10
-    pond = answer(pond, "one", 1, watermark=60)
+    assert pond.residents["s"].fetch_progress == 10
+    pond = answer(pond, "one", 2, watermark=60)
     pond = answer(pond, "two", 3)
-    assert pond.states["s"].fetch_progress == 2000
+    assert pond.residents["s"].fetch_progress == 10, (
+        "epoch 2 of `one` may run again, with what waited before it"
+    )
+    pond = answer(pond, "one", 3, watermark=3000)
+    assert pond.residents["s"].fetch_progress == 60
+    pond = answer(pond, "one", 4)
+    assert pond.residents["s"].fetch_progress == 2000
 
 
 def test_late_rows_of_a_fetch_are_counted_once() -> None:
     pond = answer(fetching(), "one", 0, late=7)
     pond = answer(pond, "one", 0, late=7)
-    assert decisions.pending(pond, AskPending("s", "views"), 5).late == 7
+    assert fetches.pending(pond, AskPending("s", "views"), 5).late == 7
 
 
 def test_nobody_is_answered_before_the_pond_is_open() -> None:
     files = LossyFiles()
     hosting = LocalHosting(files, "/pond")
-    coordinator = CoordinatorService(files, "/pond", 1, hosting.dial, parallel=False)
+    coordinator = CoordinatorService(files, "/pond", hosting.dial)
     for message in (Locate(), AskProgress("s")):
         with pytest.raises(Unavailable):
             coordinator.call(message)
-    coordinator.start(hosting, 4)
+    coordinator.start(hosting, 1, 4)
     assert coordinator.call(Locate()).slices == 4

@@ -33,7 +33,9 @@ from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed
 from millpond.errors import MillpondError
 from millpond.ops.update import LOCAL_QUERY, Update
 from millpond.testing import LossyFiles, Oracle
-from millpond.wire.messages import BeginEpoch, CommitEpoch
+from millpond.wire.base import Turn
+from millpond.wire.epochs import BeginEpoch, CommitEpoch
+from millpond.wire.specs import RowsWork
 
 SOAK = int(os.environ.get("MILLPOND_SOAK", "0"))
 
@@ -101,7 +103,7 @@ class Side(RuleBasedStateMachine):
 
     def next_epoch(self, state: str, updater: str) -> int:
         known = self.oracle(state).updaters.get(updater)
-        return max(known.epochs) + 1 if known and known.epochs else 3
+        return max(known.epochs) + 1 if known and known.epochs else 0
 
     def actual_rows(self, state: str, updater: str, drawn: list[Any]) -> list[Any]:
         known = self.oracle(state).updaters.get(updater)
@@ -196,18 +198,20 @@ class Side(RuleBasedStateMachine):
         epoch = self.next_epoch(state, updater)
         operator = self.operator(state, updater, 1, "drop")
         both = [self.actual_rows(state, updater, drawn) for drawn in (first, second)]
-        plan = operator._client.call(BeginEpoch(state, updater, LOCAL_QUERY, epoch))
-        staged = [operator._stage(table_of(state, some), plan, epoch, LOCAL_QUERY) for some in both]
+        plan = operator._client.call(BeginEpoch(state, updater, LOCAL_QUERY, Turn(epoch), "continue"))
+        staged = [operator._stage(table_of(state, some), plan, Turn(epoch), LOCAL_QUERY) for some in both]
         chosen = 0 if first_counts else 1
         committed = operator._client.call(
             CommitEpoch(
-                state=state,
+                resident=state,
                 updater=updater,
                 query=LOCAL_QUERY,
-                epoch=epoch,
+                turn=Turn(epoch),
+                history="continue",
                 delay=1,
                 late_below=plan.late_below,
                 time_kind=staged[chosen].kind if both[chosen] else "",
+                work=RowsWork(),
                 receipts=staged[chosen].receipts,
             )
         )
@@ -297,7 +301,9 @@ class Side(RuleBasedStateMachine):
         self.crash(lose, containers)
         seen["crash in an update"] += 1
         epoch = self.next_epoch(state, updater)
-        if self.world.pond._client.call(BeginEpoch(state, updater, LOCAL_QUERY, epoch)).replayed:
+        if self.world.pond._client.call(
+            BeginEpoch(state, updater, LOCAL_QUERY, Turn(epoch), "continue")
+        ).replayed:
             seen["update there after a crash"] += 1
             self.on_oracle(state, updater, epoch, self.actual_rows(state, updater, drawn), 1)
 
@@ -381,7 +387,7 @@ def test_the_pond_answers_as_the_oracle_does(machine: type[RuleBasedStateMachine
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=SOAK or 200,
+            max_examples=SOAK or 70,
             stateful_step_count=100 if SOAK else 40,
             derandomize=not SOAK,
             database=None,

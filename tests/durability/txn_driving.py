@@ -24,7 +24,7 @@ from millpond.durable.files import Files
 from millpond.errors import RuleInterpreted
 from millpond.ops.transactions import Transactions
 from millpond.testing.local import LocalPond
-from millpond.wire.messages import AskProgress
+from millpond.wire.questions import AskProgress
 
 ROOT = "/pond"
 SLICES = 5
@@ -129,7 +129,7 @@ def lend(a, e, i, j, n):
 
 
 @dataclass(frozen=True)
-class Program:
+class TransactionSet:
     """An operator as the tests build it."""
 
     name: str
@@ -154,11 +154,11 @@ def source_of(function: Any) -> str:
     return text[text.index("def ") :]
 
 
-MAIN = Program("main", ("a", "b", "c"), {"move": move, "back": back, "tag": tag, "make": make})
-DEARER = Program("main", ("a", "b", "c"), {"move": dearer(), "back": back})
-OTHER = Program("other", ("a", "c"), {"back": back})
-ASIDE = Program("aside", ("d",), {"visit": visit})
-LENDER = Program("lender", ("a", "e"), {"lend": lend})
+MAIN = TransactionSet("main", ("a", "b", "c"), {"move": move, "back": back, "tag": tag, "make": make})
+DEARER = TransactionSet("main", ("a", "b", "c"), {"move": dearer(), "back": back})
+OTHER = TransactionSet("other", ("a", "c"), {"back": back})
+ASIDE = TransactionSet("aside", ("d",), {"visit": visit})
+LENDER = TransactionSet("lender", ("a", "e"), {"lend": lend})
 
 
 def event(kind: str, at: int, seq: int = 0, **given: Any) -> Event:
@@ -205,7 +205,7 @@ class Model:
         self.tables.setdefault(name, OracleTable(name, kept.zero, kept.default))
         self.groups.setdefault(kept.group, Group())
 
-    def run(self, program: Program, epoch: int, events: Sequence[Event]) -> list[dict[str, Any]]:
+    def run(self, program: TransactionSet, epoch: int, events: Sequence[Event]) -> list[dict[str, Any]]:
         group = self.groups[program.group]
         mark = group.marks[program.name]
         timely = [one for one in events if one["at"] >= mark]
@@ -260,14 +260,14 @@ class World:
         for container in sorted(self.pond.hosting.services):
             self.pond.coordinator.recover(container)
 
-    def operator(self, program: Program) -> Transactions:
+    def operator(self, program: TransactionSet) -> Transactions:
         if id(program) not in self._operators:
             self._operators[id(program)] = self.pond.transactions(
                 program.name, program.tables, program.kinds, kind="kind", at="at", seq="seq"
             )
         return self._operators[id(program)]
 
-    def run(self, program: Program, epoch: int, events: Sequence[Event]) -> list[dict[str, Any]]:
+    def run(self, program: TransactionSet, epoch: int, events: Sequence[Event]) -> list[dict[str, Any]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuleInterpreted)
             rows: list[dict[str, Any]] = self.operator(program)(table_of(events), epoch).to_pylist()
@@ -309,7 +309,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Register:
-    program: Program
+    program: TransactionSet
 
     def on_pond(self, world: World) -> None:
         world.operator(self.program)
@@ -320,7 +320,7 @@ class Register:
 
 @dataclass(frozen=True)
 class Run:
-    program: Program
+    program: TransactionSet
     epoch: int
     events: tuple[Event, ...] = ()
     expected: list[dict[str, Any]] = field(default_factory=list, compare=False)

@@ -26,10 +26,12 @@ from millpond.errors import (
     BadOption,
     BadRoot,
     BadType,
+    EpochChanged,
     EpochOutOfOrder,
     MillpondError,
     NullKey,
     NullTime,
+    OtherQuery,
     PondInUse,
     SchemaMismatch,
     Unavailable,
@@ -39,7 +41,9 @@ from millpond.errors import (
     WrongType,
 )
 from millpond.testing.local import LocalPond
-from millpond.wire.messages import CommitEpoch
+from millpond.wire.base import DRAINS_MAX, Turn
+from millpond.wire.epochs import CommitEpoch
+from millpond.wire.specs import RowsWork
 
 GOOD = pa.table({"k": [1, 2], "t": [10, 20], "v": [1, 2]})
 NEXT = pa.table({"k": [1, 2], "t": [30, 40], "v": [3, 4]})
@@ -325,7 +329,9 @@ def test_times_of_another_kind_from_an_epoch_that_began_before_the_first_one_cam
     for name in ("a", "b"):
         state.update(key="k", at="t", value="v", name=name)
     state.update(key="k", at="t", value="v", name="a")(NEXT, 0)
-    commit = CommitEpoch("fresh", "b", "local", 0, 0, -math.inf, "timestamp", [])
+    commit = CommitEpoch(
+        "fresh", "b", "local", Turn(0), "continue", 0, -math.inf, "timestamp", [], RowsWork()
+    )
     with refused(scene, WrongType, TypeError, expected="long", actual="timestamp"):
         scene.pond._client.call(commit)
 
@@ -402,7 +408,9 @@ def test_a_record_batch_is_as_good_as_a_table(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    "epoch", [-1, True, False, "1", 1.0, None, b"1", 2**63, 2**70, [1], math.nan], ids=repr
+    "epoch",
+    [-DRAINS_MAX, -5 * DRAINS_MAX, True, False, "1", 1.0, None, b"1", 2**63, 2**70, -(2**70), [1], math.nan],
+    ids=repr,
 )
 def test_what_is_no_epoch(scene: Scene, epoch: Any) -> None:
     with refused(scene, EpochOutOfOrder, ValueError):
@@ -415,8 +423,43 @@ def test_an_epoch_that_skips_ahead(scene: Scene, epoch: int) -> None:
         scene.op(NEXT, epoch)
 
 
+def test_a_number_below_zero_is_a_drain_after_its_epoch(scene: Scene) -> None:
+    """As a sink is told it: drains come between their epoch and the next."""
+    assert scene.op(NEXT, -1).rows == 2
+    assert scene.op(NEXT, -1).replayed
+    for number in (Turn(1, 1).number, Turn(2, 7).number):
+        with refused(scene, EpochOutOfOrder, ValueError):
+            scene.op(NEXT, number)
+    with refused(scene, EpochChanged, ValueError, epoch=0):
+        scene.op(NEXT.slice(1), -1)
+    assert scene.op(NEXT, -1).replayed
+    assert scene.op(NEXT, Turn(1, 1).number).epoch == 1
+
+
+def test_the_first_epoch_is_0(scene: Scene) -> None:
+    for history in ("continue", "shared"):
+        op = scene.state.update(key="k", at="t", value="v", name="later", history=history)
+        with refused(scene, EpochOutOfOrder, ValueError, epoch=5, expected=0):
+            op(NEXT, 5)
+
+
+@pytest.mark.parametrize("history", ["", "old", "New", None, 1, ["new"]], ids=repr)
+def test_a_history_that_is_none(scene: Scene, history: Any) -> None:
+    with refused(scene, BadOption, ValueError, option="history"):
+        scene.state.update(key="k", at="t", value="v", name="later", history=history)
+
+
+def test_another_query_under_the_same_name(scene: Scene) -> None:
+    with refused(scene, OtherQuery, ValueError, resident="s", name="feed", query="other"):
+        scene.op.commit(NEXT, 0, "other")
+    anew = scene.state.update(key="k", at="t", value="v", name="feed", history="new")
+    assert not anew.commit(NEXT, 17, "other").replayed
+    with refused(scene, OtherQuery, ValueError, resident="s", name="feed", query="local"):
+        scene.op(NEXT, 1)
+
+
 def test_an_epoch_before_the_first(scene: Scene) -> None:
-    op = scene.state.update(key="k", at="t", value="v", name="later")
+    op = scene.state.update(key="k", at="t", value="v", name="later", history="new")
     op(NEXT, 5)
     with refused(scene, EpochOutOfOrder, ValueError, epoch=4, expected=6):
         op(NEXT, 4)
@@ -534,16 +577,31 @@ def test_a_fetchers_report_of_what_is_no_time(scene: Scene, at: Any) -> None:
 
 def test_times_beyond_what_a_datetime_holds_are_no_surprise(scene: Scene) -> None:
     first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-    scene.state.report("feed", update=first)
+    with pytest.raises(WrongType):
+        scene.state.report("feed", update=first)
     with pytest.raises(MillpondError):
         scene.state.snapshot(last)
 
 
-@pytest.mark.parametrize("option", ["containers", "threads", "slices", "backups", "port"])
+@pytest.mark.parametrize("option", ["containers", "threads", "slices", "port"])
 @pytest.mark.parametrize("value", [-1, 10**9, True, "2", 1.5], ids=repr)
 def test_counts_that_open_refuses(tmp_path: Path, option: str, value: Any) -> None:
     with refused(None, BadOption, ValueError, option=option):
         mp.open(tmp_path / "pond", **{option: value})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [-1, 0, True, "2", 1e12, (512 << 20) - 1, 2**80], ids=repr)
+def test_memory_that_open_refuses(tmp_path: Path, value: Any) -> None:
+    with refused(None, BadOption, ValueError, option="memory"):
+        mp.open(tmp_path / "pond", memory=value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [-1, 0, 0.01, True, "2", math.nan, None], ids=repr)
+def test_seconds_that_open_refuses(tmp_path: Path, value: Any) -> None:
+    with refused(None, BadOption, ValueError, option="code_seconds"):
+        mp.open(tmp_path / "pond", code_seconds=value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,14 +22,15 @@ import millpond.coordinator.service
 import millpond.ops.intake
 import millpond.stores.versioned
 from millpond.code.rules import fetch_rule
-from millpond.container.held import HeldState
+from millpond.container.holdings.state import StateHolding
 from millpond.errors import BadRule, BelowFetchProgress, EpochChanged, RuleFailed, RuleInterpreted
-from millpond.ops.committing import Staged
+from millpond.ops.committing import StagedEpoch
 from millpond.stores.folds import Fold
 from millpond.stores.versioned import VersionedSlice
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.wire.messages import LOCAL_QUERY, Stage, writer_id
+from millpond.wire.base import LOCAL_QUERY, Turn, writer_id
+from millpond.wire.epochs import Stage
 
 LONG, DOUBLE, FLOAT, TEXT, FLAG = pa.int64(), pa.float64(), pa.float32(), pa.string(), pa.bool_()
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
@@ -888,14 +889,14 @@ def test_seq_counts_whatever_the_partitioning_of_rows(pond: LocalPond) -> None:
         state = pond.state(f"s{number}", key="long", value="long", update=shifted)
         feed = state.update(key="k", at="t", value="v", seq="seq", delay=10, name="feed")
 
-        def stage(plan: Any, feed: Any = feed, cuts: Any = cuts) -> Staged:
+        def stage(plan: Any, feed: Any = feed, cuts: Any = cuts) -> StagedEpoch:
             receipts = []
             for partition, (start, count) in enumerate(cuts):
                 part = feed._intake.rows(rows.slice(start, count), plan)
                 message = Stage(
-                    state=feed._intake.state,
+                    resident=feed._intake.state,
                     writer=writer_id(feed.name, LOCAL_QUERY),
-                    epoch=0,
+                    turn=Turn(0),
                     partition=partition,
                     attempt=partition,
                 )
@@ -904,9 +905,9 @@ def test_seq_counts_whatever_the_partitioning_of_rows(pond: LocalPond) -> None:
                         message, feed._intake.rows_schema, part.keys, part.times, part.values, part.late
                     )
                 )
-            return Staged(receipts, "long")
+            return StagedEpoch(receipts, "long")
 
-        feed._commit(0, LOCAL_QUERY, stage)
+        feed._commit(Turn(0), LOCAL_QUERY, stage)
         state.finish("feed")
         assert answers(state, [1]) == [1234]
         assert answers(state, [1], mp.values()) == [[1, 2, 3, 4]]
@@ -978,7 +979,7 @@ def test_a_sum_that_never_starts_anew(monkeypatch: pytest.MonkeyPatch, name: str
 
 @pytest.mark.parametrize("name", ["add", "own", "edges", "put"])
 def test_compaction_beyond_what_is_final_or_asked_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(HeldState, "keep_from", property(lambda self: 12))
+    monkeypatch.setattr(StateHolding, "keep_from", property(lambda self: 12))
     assert_found(name)
 
 
@@ -997,10 +998,10 @@ def test_what_is_not_final_is_not_compacted() -> None:
 
 
 def test_compaction_that_waits_for_fetch_progress_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep_from(self: HeldState) -> int | None:
+    def keep_from(self: StateHolding) -> int | None:
         return None if math.isinf(self.fetch_progress) else int(self.fetch_progress)
 
-    monkeypatch.setattr(HeldState, "keep_from", property(keep_from))
+    monkeypatch.setattr(StateHolding, "keep_from", property(keep_from))
     with pytest.raises(AssertionError):
         run(KINDS["own"], AHEAD)
 

@@ -464,8 +464,6 @@ def test_reported_progress_moves_u_and_never_back(pond: LocalPond) -> None:
     state.report("feed", update=40)
     assert state.progress().update == 100
     assert op(rows([1, 1], [99, 100], [1, 2]), 0).late == 1
-    state.report("feed", update=datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
-    assert state.progress().update == 1_000_000
     state.report("feed", update=INF)
     assert state.progress().update == INF
     for name in ("nobody", "s"):
@@ -473,6 +471,23 @@ def test_reported_progress_moves_u_and_never_back(pond: LocalPond) -> None:
             state.finish(name)
         with pytest.raises(UnknownUpdater):
             state.report(name, update=3)
+
+
+def test_reported_progress_is_of_the_kind_of_time_that_the_state_has(pond: LocalPond) -> None:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    for name, times, fits, other in (("a", [7, 8], 100, moment), ("b", [moment, moment], moment, 100)):
+        state = longs(pond, name)
+        op = updater(state)
+        state.report("feed", update=-INF)
+        op(pa.table({"k": [1, 2], "t": times, "v": [1, 2]}), 0)
+        before = state.progress()
+        for report in ({"update": other}, {"fetch": other}, {"update": fits, "fetch": other}):
+            with pytest.raises(WrongType, match="of kind"):
+                state.report("feed", **report)
+        assert state.progress() == before
+        state.report("feed", update=fits, fetch=fits)
+        state.report("feed", update=INF, fetch=INF)
+        assert state.progress().update == state.progress().fetch == INF
 
 
 def test_an_empty_epoch_counts_and_moves_nothing(pond: LocalPond) -> None:

@@ -10,15 +10,25 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.container import group
-from millpond.errors import BadOption, BadTransaction, GroupBroken, OutputsGone, WrongType
-from millpond.ops.committing import Staged
+from millpond.container.holdings import group
+from millpond.errors import (
+    BadOption,
+    BadTransaction,
+    MillpondError,
+    OtherQuery,
+    OutputsGone,
+    ResidentBroken,
+    WrongType,
+)
+from millpond.ops.committing import StagedEpoch
 from millpond.ops.intake import Part
 from millpond.ops.transactions import Transactions
+from millpond.stores import outputs
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.txn import Program
-from millpond.wire.messages import ContainerStatus
+from millpond.txn import TransactionSet
+from millpond.wire.base import Turn
+from millpond.wire.house import ContainerStatus
 
 pytestmark = pytest.mark.filterwarnings("ignore::millpond.errors.RuleInterpreted")
 
@@ -59,14 +69,14 @@ def restart(pond: LocalPond) -> None:
 
 def run_in_query(op: Transactions, query: str, epoch: int, events: pa.Table) -> pa.Table:
     """As a streaming query with that id would."""
-    intake = op._intake(events.schema)
+    intake, turn = op._intake(events.schema), Turn(epoch)
 
-    def stage(plan: Any) -> Staged:
-        receipt, kind = intake.stage(op._client, events, plan, Part(query, epoch, 0))
-        return Staged([receipt], kind)
+    def stage(plan: Any) -> StagedEpoch:
+        receipt, kind = intake.stage(op._client, events, plan, Part(query, turn, 0))
+        return StagedEpoch([receipt], kind)
 
-    committed = op._commit(intake, query, epoch, stage)
-    return op._outputs(query, epoch).read(op._client, 0, committed.rows)
+    committed = op._commit(intake, query, turn, stage)
+    return op._outputs(query, turn).read(op._client, 0, committed.rows)
 
 
 def test_an_epoch_that_was_prepared_before_another_runs_again_after_it() -> None:
@@ -212,7 +222,7 @@ def test_two_queries_of_one_operator_do_not_lose_each_others_outputs() -> None:
     files = LossyFiles()
     pond = LocalPond(files)
     t = pond.table("t", key="k long", value="x long", default={"x": 0})
-    op = pond.transactions("op", [t], {"add": add})
+    op = pond.transactions("op", [t], {"add": add}, history="shared")
     first = run_in_query(op, "query-a", 0, one_event(1, at=1))
     second = run_in_query(op, "query-b", 0, one_event(2, at=2))
     for _ in range(2):
@@ -221,18 +231,20 @@ def test_two_queries_of_one_operator_do_not_lose_each_others_outputs() -> None:
         pond.checkpoint()
         pond.close()
         pond = LocalPond(files)
-        op = pond.transactions("op", [pond.table("t")], {"add": add})
+        op = pond.transactions("op", [pond.table("t")], {"add": add}, history="shared")
+    with pytest.raises(OtherQuery):
+        run_in_query(pond.transactions("op", ["t"], {"add": add}), "query-c", 0, one_event(1, at=3))
     # Queries that were given up are forgotten.
-    for number in range(group.QUERIES_KEPT - 1):
+    for number in range(outputs.QUERIES_KEPT - 1):
         run_in_query(op, f"later-{number}", 0, one_event(1, at=3))
     assert run_in_query(op, "query-b", 0, one_event(2, at=2)).equals(second)
     with pytest.raises(OutputsGone):
         run_in_query(op, "query-a", 0, one_event(1, at=1))
-    assert pond.table("t").snapshot()["x"].to_pylist() == [3 + group.QUERIES_KEPT - 1]
+    assert pond.table("t").snapshot()["x"].to_pylist() == [3 + outputs.QUERIES_KEPT - 1]
 
 
 def test_large_answers_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(outputs, "BATCH_BYTES", 1000)
     pond = LocalPond(LossyFiles())
     t = pond.table("t", key="k long", value="x long", default={"x": 0})
     op = pond.transactions("op", [t], {"add": add})
@@ -252,7 +264,8 @@ def test_a_container_answers_while_an_epoch_runs(monkeypatch: pytest.MonkeyPatch
     pond.transactions("op", [t], {"add": add})(one_event(), 0)
     service = pond.hosting.services[0]
     before = service.call(ContainerStatus())
-    with service.core.group("tables").home().lock:
+    (held,) = service.core.holding("tables").slices.values()
+    with held.lock:
         asked = threading.Thread(target=lambda: answers.append(service.call(ContainerStatus())), daemon=True)
         answers: list[Any] = []
         asked.start()
@@ -273,41 +286,76 @@ def test_an_empty_epoch_of_many_types_runs() -> None:
     assert len(t.snapshot()) == 0
 
 
-def test_a_group_that_cannot_run_leaves_the_rest_of_its_container_alone(
-    monkeypatch: pytest.MonkeyPatch,
+def none_left(self: TransactionSet, *args: Any, **kwargs: Any) -> Any:
+    raise MemoryError("none left")
+
+
+def test_an_epoch_that_cannot_run_is_refused_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs before it is decided: whatever fails, fails then, and the next one finds the tables as they were."""
+    pond = LocalPond(LossyFiles())
+    table = pond.table("a", key="long", value="n long", default={"n": 0})
+    op = pond.transactions("o", [table], {"add": add_one})
+    op(pa.table({"ts": [1], "k": [1]}), 0)
+    with monkeypatch.context() as broken:
+        broken.setattr(TransactionSet, "execute", none_left)
+        for _ in range(2):
+            with pytest.raises((MillpondError, MemoryError)):
+                op(pa.table({"ts": [2], "k": [1]}), 1)
+            assert table.snapshot().to_pylist() == [{"key": 1, "n": 1}]
+    for _ in range(2):
+        assert op(pa.table({"ts": [2], "k": [1]}), 1)["committed"].to_pylist() == [True]
+        assert table.snapshot().to_pylist() == [{"key": 1, "n": 2}]
+        restart(pond)
+    pond.validate()
+
+
+@pytest.mark.parametrize("containers", [1, 2])
+def test_a_resident_that_cannot_be_rebuilt_leaves_the_rest_of_its_container_alone(
+    monkeypatch: pytest.MonkeyPatch, containers: int
 ) -> None:
     """Whatever fails after the decision fails again from the log: States in the same container must come back."""
     files = LossyFiles()
-    pond = LocalPond(files)
+    pond = LocalPond(files, containers=containers)
     table = pond.table("a", key="long", value="n long", default={"n": 0})
+    other = pond.table("b", key="long", value="n long", default={"n": 0}, group="others")
     state = pond.state("s", key="long", value="long")
     feed = state.update(key="k", at="t", value="v", name="feed")
     op = pond.transactions("o", [table], {"add": add_one})
     op(pa.table({"ts": [1], "k": [1]}), 0)
-    feed(pa.table({"k": [1], "t": [1], "v": [7]}), 0)
-    sound = Program.execute
-
-    def execute(self: Program, *args: Any, **kwargs: Any) -> Any:
-        raise MemoryError("none left")
-
-    monkeypatch.setattr(Program, "execute", execute)
-    with pytest.raises(GroupBroken, match=r"epoch \d of 'o' could not run .* MemoryError"):
-        op(pa.table({"ts": [2], "k": [1]}), 1)
-    with pytest.raises(GroupBroken):
+    feed(pa.table({"k": [1, 2, 3, 4], "t": [1] * 4, "v": [7] * 4}), 0)
+    with monkeypatch.context() as broken:
+        broken.setattr(TransactionSet, "execute", none_left)
+        for container in list(pond.hosting.services):
+            pond.hosting.kill(container)
+            pond.coordinator.recover(container)
+        for ask in (table.snapshot, lambda: op(pa.table({"ts": [3], "k": [1]}), 1)):
+            with pytest.raises(ResidentBroken, match="MemoryError") as caught:
+                ask()
+            assert caught.value.resident == "tables"
+            assert caught.value.hint
+        assert len(other.snapshot()) == 0
+    # Also when the cause is gone, until it is rebuilt; all else is served, and checkpointed.
+    with pytest.raises(ResidentBroken):
         table.snapshot()
-    with pytest.raises(GroupBroken):
-        op(pa.table({"ts": [3], "k": [1]}), 2)
-    feed(pa.table({"k": [1], "t": [2], "v": [8]}), 1)
+    feed(pa.table({"k": [1, 2, 3, 4], "t": [2] * 4, "v": [8] * 4}), 1)
     state.finish("feed")
     pond.checkpoint()
-    assert state.snapshot().to_pylist() == [{"key": 1, "time": 2, "value": 8}]
+    pond.checkpoint()
+    wanted = [{"key": k, "time": 2, "value": 8} for k in (1, 2, 3, 4)]
+    assert state.snapshot().sort_by("key").to_pylist() == wanted
     assert "MemoryError" in pond.metrics()["groups"]["tables"]["broken"]
+    home = table._group.home
+    for service in pond.hosting.services.values():
+        for number, ground in service._grounds.items():
+            if number in service.core.owned and number != home:
+                assert service._directory == ground.logs[0].directory
+                assert len(ground.logs) == 1
     pond.close()
-    monkeypatch.setattr(Program, "execute", sound)
     pond = LocalPond(files, containers=2)
-    assert pond.table("a").snapshot().to_pylist() == [{"key": 1, "n": 2}]
-    assert pond.state("s").snapshot().to_pylist() == [{"key": 1, "time": 2, "value": 8}]
+    assert pond.table("a").snapshot().to_pylist() == [{"key": 1, "n": 1}]
+    assert pond.state("s").snapshot().sort_by("key").to_pylist() == wanted
     op = pond.transactions("o", ["a"], {"add": add_one})
+    assert op(pa.table({"ts": [1], "k": [1]}), 0)["committed"].to_pylist() == [True]
     assert op(pa.table({"ts": [2], "k": [1]}), 1)["committed"].to_pylist() == [True]
     assert op(pa.table({"ts": [3], "k": [1]}), 2)["committed"].to_pylist() == [True]
     assert pond.table("a").snapshot().to_pylist() == [{"key": 1, "n": 3}]

@@ -37,15 +37,57 @@ from millpond.kernels.hashing import slices_of
 from millpond.stores.keys import Keys
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.wire import messages
+from millpond.wire import epochs, house, questions
+from millpond.wire.base import Call, Done, Message, Turn
+from millpond.wire.codec import CONTROL_BYTES_MAX, decode, encode
 from millpond.wire.connection import SlicedBatch
+from millpond.wire.epochs import Stage
 from millpond.wire.flight import FlightConnection, FlightService
-from millpond.wire.messages import CONTROL_BYTES_MAX, Fetch, Locate, ReadSlices, Stage, StateSpec
+from millpond.wire.house import Locate
+from millpond.wire.questions import Question, ReadSlices
+from millpond.wire.specs import Resident, RowsWork, StateSpec
 
 SLICES = 8
 SERVERS = ("coordinator", "container")
 TIMEOUT_S = 20.0
-ALL_MESSAGES = typing.get_args(messages.AnyMessage)
+
+
+def kinds_of(base: type[Any]) -> Iterator[type[Any]]:
+    for kind in base.__subclasses__():
+        yield from kinds_of(kind)
+        if kind is not Call:
+            yield kind
+
+
+ALL_MESSAGES = tuple(kinds_of(Message))
+CALLS: dict[str, set[type[Any]]] = {
+    "coordinator": {
+        *(
+            house.OpenResident,
+            house.ListResidents,
+            house.Locate,
+            house.Register,
+            house.Forget,
+            house.AskMetrics,
+        ),
+        *(epochs.BeginEpoch, epochs.CommitEpoch, house.Checkpoint),
+        *(questions.Pin, questions.Answered, questions.AskPending, questions.Report, questions.AskProgress),
+    },
+    "container": {
+        *(
+            house.Assign,
+            house.Adopt,
+            house.Release,
+            house.AddResident,
+            house.DropResident,
+            house.ForgetWriters,
+        ),
+        *(house.Advance, house.Checkpoint, house.ContainerStatus),
+        *(epochs.Prepare, epochs.Discard, epochs.Apply),
+    },
+}
+READS = {questions.ReadSlices, questions.ReadTable, questions.ReadOutputs}
+EXCHANGES = {epochs.Stage, questions.Question, questions.FindRows}
 
 
 class Served(NamedTuple):
@@ -186,6 +228,13 @@ def test_every_method_of_flight_is_in_the_list() -> None:
     assert public - local - handshakes == set(METHODS)
 
 
+def test_every_message_that_can_be_sent_is_in_the_lists() -> None:
+    """One that is added must come into these tests."""
+    asked = {kind for kind in ALL_MESSAGES if issubclass(kind, Call)}
+    assert asked == CALLS["coordinator"] | CALLS["container"] | READS | EXCHANGES
+    assert Done in ALL_MESSAGES
+
+
 def minimal(kind: Any) -> Any:
     """The smallest value of a type, as msgspec describes it."""
     info = kind if isinstance(kind, msgspec.inspect.Type) else msgspec.inspect.type_info(kind)
@@ -221,7 +270,7 @@ def bodies() -> dict[str, bytes]:
     """One encoded message of each type; each is one that a server with the token would read."""
     made = {kind.__name__: msgspec.msgpack.encode(minimal(kind)) for kind in ALL_MESSAGES}
     for name, body in made.items():
-        assert type(messages.decode(body)).__name__ == name
+        assert type(decode(body)).__name__ == name
     return made
 
 
@@ -313,8 +362,8 @@ def test_a_message_beyond_its_limit_is_refused_by_every_call(
     served: Served, server: str, carrier: str
 ) -> None:
     # A message that is sound but for its size, and one byte more than the limit.
-    sound = msgspec.msgpack.encode(minimal(messages.OpenState))
-    spec = minimal(messages.OpenState)
+    sound = msgspec.msgpack.encode(minimal(house.OpenResident))
+    spec = minimal(house.OpenResident)
     spec["spec"]["key"] = "x" * (CONTROL_BYTES_MAX + 1 - len(sound))
     body = msgspec.msgpack.encode(spec)
     body += b"\0" * (CONTROL_BYTES_MAX + 1 - len(body))
@@ -329,7 +378,7 @@ def test_a_message_beyond_its_limit_is_refused_by_every_call(
 
 
 def test_a_message_at_its_limit_is_not_too_large(served: Served) -> None:
-    body = msgspec.msgpack.encode(minimal(messages.Locate))
+    body = msgspec.msgpack.encode(minimal(house.Locate))
     padded = body + b"\0" * (CONTROL_BYTES_MAX - len(body))
     with (
         client_of(served.pond.address) as client,
@@ -365,7 +414,7 @@ def test_a_batch_beyond_its_limit_is_refused(in_process: InProcess, monkeypatch:
     rows = sliced("longs", range(1000))
     probes = SlicedBatch(rows.batch.select([0, 1]), rows.counts)
     monkeypatch.setattr("millpond.wire.connection.BATCH_BYTES_MAX", probes.batch.nbytes - 1)
-    for message, sent in [(stage("longs"), rows), (Fetch("longs", "latest"), probes)]:
+    for message, sent in [(stage("longs"), rows), (Question("longs", "latest"), probes)]:
         with pytest.raises(MessageTooLarge) as caught:
             in_process.connection.exchange(message, [sent])
         assert isinstance(caught.value, ValueError)
@@ -383,7 +432,7 @@ def test_a_batch_beyond_its_limit_is_refused(in_process: InProcess, monkeypatch:
 
 
 def stage(state: str, epoch: int = 99) -> Stage:
-    return Stage(state, "stranger@elsewhere", epoch, 0, 1)
+    return Stage(state, "stranger@elsewhere", Turn(epoch), 0, 1)
 
 
 def sliced(state: str, keys: Sequence[Any], values: Any = None) -> SlicedBatch:
@@ -520,8 +569,8 @@ def test_rows_that_do_not_fit_their_state_never_reach_it(
             connection.exchange(stage(state), [SlicedBatch(batch, COUNTS)])
         # Nothing of it is staged, not even beside a sound batch.
         with pytest.raises(StageLost):
-            connection.call(messages.Prepare(state, "stranger@elsewhere", 99, {0: 1}))
-        assert connection.call(messages.ContainerStatus()).metrics["rows_staged"] == 0
+            connection.call(epochs.Prepare(state, "stranger@elsewhere", Turn(99), 1, {0: 1}, RowsWork()))
+        assert connection.call(house.ContainerStatus()).metrics["rows_staged"] == 0
     finally:
         connection.close()
 
@@ -532,7 +581,7 @@ def test_questions_with_corrupt_keys(served: Served, what: str) -> None:
     connection = FlightConnection(served.address("container"), served.token)
     batch = rows(with_offsets(pa.binary(), CORRUPT[what])).select([0, 1])
     with pytest.raises(BadMessage):
-        connection.exchange(Fetch("texts", "latest"), [SlicedBatch(batch, COUNTS)])
+        connection.exchange(Question("texts", "latest"), [SlicedBatch(batch, COUNTS)])
     connection.close()
 
 
@@ -555,7 +604,7 @@ def test_nulls_that_are_smuggled_in(
     served: Served, batch: pa.RecordBatch, error: type[MillpondError]
 ) -> None:
     connection = FlightConnection(served.address("container"), served.token)
-    for message, sent in [(stage("longs"), batch), (Fetch("longs", "latest"), batch.select([0, 1]))]:
+    for message, sent in [(stage("longs"), batch), (Question("longs", "latest"), batch.select([0, 1]))]:
         with pytest.raises(error):
             connection.exchange(message, [SlicedBatch(sent, COUNTS)])
     connection.close()
@@ -598,7 +647,7 @@ def test_counts_that_do_not_fit_their_rows(
     assert 7 not in served.pond.containers()[0].slices
     for message, batch in [
         (stage("longs"), rows(longs())),
-        (Fetch("longs", "latest"), rows(longs()).select([0, 1])),
+        (Question("longs", "latest"), rows(longs()).select([0, 1])),
     ]:
         with pytest.raises(error) as caught:
             connection.exchange(message, [SlicedBatch(batch, np.array(counts, np.int32))])
@@ -611,7 +660,7 @@ def test_counts_that_do_not_fit_their_rows(
 @pytest.mark.parametrize("metadata", [None, b"", b"x", b"\0" * 31, b"\0" * 33], ids=repr)
 def test_batches_without_their_counts(served: Served, metadata: bytes | None) -> None:
     with client_of(served.address("container")) as client, pytest.raises(fl.FlightServerError) as caught:
-        by_exchange(client, signed(served.token), messages.encode(stage("longs")), rows(longs()), metadata)
+        by_exchange(client, signed(served.token), encode(stage("longs")), rows(longs()), metadata)
     assert msgspec.msgpack.decode(caught.value.extra_info)["code"] == "BadMessage"
 
 
@@ -621,8 +670,8 @@ def test_questions_come_as_one_batch(served: Served) -> None:
     questions = SlicedBatch(rows(longs()).select([0, 1]), COUNTS)
     for batches in ([], [questions, questions]):
         with pytest.raises(BadMessage):
-            connection.exchange(Fetch("longs", "latest"), batches)
-    assert connection.exchange(Fetch("longs", "latest"), [questions]).batch.num_rows == 3
+            connection.exchange(Question("longs", "latest"), batches)
+    assert connection.exchange(Question("longs", "latest"), [questions]).batch.num_rows == 3
     connection.close()
 
 
@@ -646,28 +695,35 @@ GARBAGE: dict[str, bytes] = {
     "unknown tag": msgspec.msgpack.encode({"type": "Shutdown"}),
     "tag of another type": msgspec.msgpack.encode({"type": 5}),
     "a struct that is no message": msgspec.msgpack.encode(minimal(StateSpec) | {"type": "StateSpec"}),
-    "unknown field": altered(messages.Locate, extra=1),
-    "unknown field inside": altered(messages.OpenState, spec=minimal(StateSpec) | {"extra": 1}),
+    "unknown field": altered(house.Locate, extra=1),
+    "unknown field inside": altered(house.OpenResident, spec=minimal(StateSpec) | {"extra": 1}),
     "missing field": msgspec.msgpack.encode({"type": "AskProgress"}),
-    "number for a name": altered(messages.AskProgress, state=5),
-    "name with a path": altered(messages.AskProgress, state="../../etc"),
-    "name with a line break": altered(messages.AskProgress, state="longs\n"),
-    "writer with a path": altered(messages.Apply, writer="../x@local"),
-    "writer with a line break": altered(messages.Apply, writer="feed@local\n"),
-    "negative epoch": altered(messages.BeginEpoch, epoch=-1),
-    "epoch beyond a long": altered(messages.BeginEpoch, epoch=2**64 - 1),
-    "epoch that is a float": altered(messages.BeginEpoch, epoch=1.5),
-    "progress NaN": altered(messages.Report, update=math.nan),
-    "progress that is a fraction": altered(messages.Report, fetch=1.5),
-    "progress beyond all times": altered(messages.Report, update=2**64 - 1),
-    "read at NaN": altered(messages.ReadSlices, at=math.nan),
-    "fetch progress NaN": altered(messages.Advance, fetch_progress=math.nan),
-    "a kind of time that is none": altered(messages.CommitEpoch, time_kind="parsec"),
-    "a rule that is none": altered(messages.Fetch, rule="eval"),
-    "an update rule that is none": altered(
-        messages.OpenState, spec=minimal(StateSpec) | {"update": {"name": "exec"}}
+    "number for a name": altered(questions.AskProgress, resident=5),
+    "name with a path": altered(questions.AskProgress, resident="../../etc"),
+    "name with a line break": altered(questions.AskProgress, resident="longs\n"),
+    "writer with a path": altered(epochs.Apply, writer="../x@local"),
+    "writer with a line break": altered(epochs.Apply, writer="feed@local\n"),
+    "negative epoch": altered(epochs.BeginEpoch, turn={"epoch": -1, "drain": 0}),
+    "epoch beyond a long": altered(epochs.BeginEpoch, turn={"epoch": 2**64 - 1, "drain": 0}),
+    "epoch that is a float": altered(epochs.BeginEpoch, turn={"epoch": 1.5, "drain": 0}),
+    "a drain beyond the last": altered(epochs.BeginEpoch, turn={"epoch": 1, "drain": 1024}),
+    "a negative drain": altered(epochs.BeginEpoch, turn={"epoch": 1, "drain": -1}),
+    "a history that is none": altered(epochs.BeginEpoch, history="mine"),
+    "a kind of work that is none": altered(epochs.Prepare, work={"type": "code"}),
+    "a kind of resident that is none": altered(
+        house.OpenResident, spec=minimal(StateSpec) | {"type": "file"}
     ),
-    "trailing bytes": msgspec.msgpack.encode(minimal(messages.Locate)) + b"\0",
+    "progress NaN": altered(questions.Report, update=math.nan),
+    "progress that is a fraction": altered(questions.Report, fetch=1.5),
+    "progress beyond all times": altered(questions.Report, update=2**64 - 1),
+    "read at NaN": altered(questions.ReadSlices, at=math.nan),
+    "fetch progress NaN": altered(house.Advance, fetch_progress=math.nan),
+    "a kind of time that is none": altered(epochs.CommitEpoch, time_kind="parsec"),
+    "a rule that is none": altered(questions.Question, rule="eval"),
+    "an update rule that is none": altered(
+        house.OpenResident, spec=minimal(StateSpec) | {"update": {"name": "exec"}}
+    ),
+    "trailing bytes": msgspec.msgpack.encode(minimal(house.Locate)) + b"\0",
 }
 
 
@@ -686,18 +742,14 @@ def test_garbage_is_a_bad_message_by_every_way(served: Served, server: str, body
 @pytest.mark.parametrize("server", SERVERS)
 def test_messages_that_are_not_this_servers_or_not_this_ways(served: Served, server: str) -> None:
     """With the token, every message by every carrier: served where it belongs, else a typed refusal."""
-    calls = {
-        "coordinator": typing.get_args(messages.CoordinatorCall),
-        "container": typing.get_args(messages.ContainerCall),
-    }
-    reads = typing.get_args(messages.ContainerRead) if server == "container" else ()
-    exchanges = typing.get_args(messages.ContainerExchange) if server == "container" else ()
+    reads = READS if server == "container" else ()
+    exchanges = EXCHANGES if server == "container" else ()
     with client_of(served.address(server)) as client:
         for kind in ALL_MESSAGES:
             body = msgspec.msgpack.encode(minimal(kind))
             for carrier in (by_action, by_ticket, by_exchange, by_put):
                 belongs = (
-                    (carrier is by_action and kind in calls[server])
+                    (carrier is by_action and kind in CALLS[server])
                     or (carrier is by_ticket and kind in reads)
                     or (carrier is by_exchange and kind in exchanges)
                 )
@@ -724,15 +776,22 @@ def test_an_unknown_action(served: Served, server: str) -> None:
 def test_refusals_of_a_container_keep_their_type(served: Served) -> None:
     connection = FlightConnection(served.address("container"), served.token)
     spec = StateSpec("longs", "key long", "value long", mp.put(), mp.keep_latest())
+    resident = Resident(spec, 1, -math.inf, -math.inf)
     cases: list[tuple[type[MillpondError], Callable[[], Any]]] = [
-        (UnknownState, lambda: connection.read(ReadSlices("nobody", 5))),
+        (UnknownState, lambda: connection.read(ReadSlices("nobody", 5, [0]))),
         (UnknownState, lambda: connection.exchange(stage("nobody"), [])),
-        (UnknownState, lambda: connection.call(messages.Apply("nobody", "feed@local", 0))),
-        (BelowFetchProgress, lambda: connection.read(ReadSlices("longs", -50))),
-        (StageLost, lambda: connection.call(messages.Prepare("longs", "feed@local", 1, {0: 1}))),
-        (StageLost, lambda: connection.call(messages.Apply("longs", "feed@local", 1))),
-        (BadMessage, lambda: connection.call(messages.Prepare("longs", "feed@local", 0, {0: 1}))),
-        (BadMessage, lambda: connection.call(messages.Assign(99, 0, [0], SLICES, [spec], {}, {}, {}))),
+        (UnknownState, lambda: connection.call(epochs.Apply("nobody", "feed@local", Turn(0), 1))),
+        (BelowFetchProgress, lambda: connection.read(ReadSlices("longs", -50, [0]))),
+        (
+            StageLost,
+            lambda: connection.call(epochs.Prepare("longs", "feed@local", Turn(1), 1, {0: 1}, RowsWork())),
+        ),
+        (StageLost, lambda: connection.call(epochs.Apply("longs", "feed@local", Turn(1), 1))),
+        (
+            BadMessage,
+            lambda: connection.call(epochs.Prepare("longs", "feed@local", Turn(0), 1, {0: 1}, RowsWork())),
+        ),
+        (BadMessage, lambda: connection.call(house.Assign(99, 0, SLICES, [resident]))),
     ]
     for error, call in cases:
         with pytest.raises(MillpondError) as caught:
@@ -752,9 +811,11 @@ def test_paths_stay_under_the_root(served: Served, name: str) -> None:
         "value": "value long",
         "compact": {"name": "keep_all"},
     }
-    for server, kind in [("coordinator", messages.OpenState), ("container", messages.AddState)]:
+    for server, kind in [("coordinator", house.OpenResident), ("container", house.AddResident)]:
         with client_of(served.address(server)) as client, pytest.raises(fl.FlightServerError) as caught:
-            by_action(client, signed(served.token), altered(kind, spec=spec))
+            resident = minimal(Resident) | {"spec": spec}
+            given = {"spec": spec} if kind is house.OpenResident else {"resident": resident}
+            by_action(client, signed(served.token), altered(kind, **given))
         assert msgspec.msgpack.decode(caught.value.extra_info)["code"] == "BadMessage"
 
 
@@ -764,20 +825,22 @@ def test_a_state_that_containers_could_not_read_is_never_opened(served: Served, 
     """It would be in the journal for ever, and no container could start."""
     spec = minimal(StateSpec) | {"name": "poison", "key": ddl, "value": "value long"}
     with client_of(served.pond.address) as client, pytest.raises(fl.FlightServerError):
-        by_action(client, signed(served.token), altered(messages.OpenState, spec=spec))
+        by_action(client, signed(served.token), altered(house.OpenResident, spec=spec))
 
 
 def test_receipts_that_tell_of_other_rows_than_were_staged(served: Served) -> None:
     # A log record that was prepared and never decided may stay behind: recovery skips it.
     before = {what: seen for what, seen in served.everything().items() if what != "names"}
     connection = FlightConnection(served.pond.address, served.token)
-    forged = messages.Receipt(partition=0, attempt=7, rows=1, late=0, digest=5, time_max=10**6)
-    commit = messages.CommitEpoch("longs", "feed", "local", 1, 0, 30, "long", [forged])
+    forged = epochs.Receipt(partition=0, attempt=7, rows=1, late=0, digest=5, time_max=10**6)
+    commit = epochs.CommitEpoch(
+        "longs", "feed", "local", Turn(1), "continue", 0, 30, "long", [forged], RowsWork()
+    )
     with pytest.raises(StageLost):
         connection.call(commit)
     for info in served.pond.containers():
         container = FlightConnection(info.address, served.token)
-        assert container.exchange(Stage("longs", "feed@local", 1, 0, 7), []).message.rows == 0
+        assert container.exchange(Stage("longs", "feed@local", Turn(1), 0, 7), []).message.rows == 0
         container.close()
     with pytest.raises(BadMessage):
         connection.call(commit)
@@ -836,7 +899,7 @@ def test_a_flipped_bit_anywhere_does_not_end_a_server(served: Served) -> None:
     """Each flip hits HTTP/2, a message, Arrow's metadata or rows; the container lives, and no row gets in."""
     batch = rows(texts(), value=TEXTS)
     before = served.everything()
-    body = messages.encode(stage("texts", 7))
+    body = encode(stage("texts", 7))
     impatient = fl.FlightCallOptions(
         timeout=1.0, headers=[(b"authorization", b"Bearer " + served.token.encode())]
     )

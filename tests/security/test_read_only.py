@@ -57,6 +57,9 @@ CHANGES: dict[str, Callable[[mp.Pond], object]] = {
     "the end of an updater": lambda pond: pond.state("s").finish("feed"),
     "a new table": lambda pond: pond.table("others", key="long", value="n long"),
     "transactions": lambda pond: pond.transactions("bank", ["accounts"], {"pay": pay}),
+    "to forget a state": lambda pond: pond.forget("s"),
+    "to forget an updater": lambda pond: pond.forget("s", name="feed"),
+    "to forget a table": lambda pond: pond.forget("accounts"),
     "a checkpoint": lambda pond: pond.checkpoint(),
     "a fetch with code": lambda pond: (
         pond.state("s")

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import millpond as mp
 from millpond.apps.spark_session import spark_session
-from millpond.wire.messages import CommitEpoch
+from millpond.wire.epochs import CommitEpoch
 
 DEATHS = {"after stage": 1, "after commit": 2, "before the commit log": 3, "during the sink's write": 1}
 

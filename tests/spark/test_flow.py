@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import millpond as mp
-from millpond.errors import BadOption, EpochOutOfOrder
+from millpond.errors import BadDuration, BadOption, EpochOutOfOrder, WrongType
 
 EDGES = "src long, dst long, ts long, added boolean"
 
@@ -216,6 +216,58 @@ def test_a_drain_without_progress_leaves_rows_waiting(pond: mp.Pond, spark: Spar
     assert everything(sink) == [(1, 9, None), (1, 30, 5)]
 
 
+def test_transactions_that_follow_a_fetch_run_once_also_in_a_drain(
+    pond: mp.Pond, spark: SparkSession
+) -> None:
+    accounts = pond.table("accounts", key="long", value="n long", default={"n": 0})
+
+    def count(accounts, k: int):  # type: ignore[no-untyped-def]
+        accounts[k].n += 1
+
+    ledger = pond.transactions("ledger", tables=[accounts], kinds={"count": count}, kind="kind", at="t")
+    state = pond.state("s", key="long", value="v long")
+    feed = state.update(key="k", at="t", value="v", name="feed")
+    feed(spark.createDataFrame([(1, 10, 5)], "k long, t long, v long"), 0)
+    sink: dict[int, list[Any]] = {}
+    broken = [True]
+
+    def write(outcomes: DataFrame, epoch: int) -> None:
+        collected(sink)(outcomes.select("k", "t", "committed"), epoch)
+        if epoch < 0 and broken.pop():
+            raise RuntimeError("the sink broke after it had written")
+
+    flow = pond.flow("chain")
+    asked = flow.source(
+        spark.createDataFrame([(1, 5, "count"), (1, 11, "count")], "k long, t long, kind string")
+    )
+    asked.ask(state.fetch(key="k", at="t", into="v", name="views")).to(ledger.to(write))
+    flow.run(0)
+    assert sink == {0: [(1, 5, True)]}
+    state.finish("feed")
+    with pytest.raises(RuntimeError, match="the sink broke"):
+        flow.drain()
+    broken.append(False)
+    assert flow.drain()[0].rows == 0
+    assert sink == {0: [(1, 5, True)], -1: [(1, 11, True)]}
+    assert accounts.snapshot()["n"].to_pylist() == [2]
+
+
+def test_reports_of_another_kind_of_time_are_refused(pond: mp.Pond, spark: SparkSession) -> None:
+    state = pond.state("s", key="long", value="v long")
+    rows = spark.sql("SELECT 1L AS k, 5L AS t, 7L AS v, TIMESTAMP'2026-01-01 00:00:00' AS ts")
+    for name, at, delay, error in (
+        ("late", "ts", "1 second", WrongType),
+        ("unit", "t", "1 second", BadDuration),
+    ):
+        flow = pond.flow(name)
+        stream = flow.source(rows).into(state.update(key="k", at="t", value="v", name=name))
+        stream.report(state, "reader", at=at, delay=delay)
+        with pytest.raises(error):
+            flow.run(0)
+        flow.drain()
+        assert state.progress().fetchers == {"reader": float("-inf")}
+
+
 def test_what_a_flow_refuses(pond: mp.Pond, spark: SparkSession, tmp_path: Path) -> None:
     flow = pond.flow("empty")
     with pytest.raises(BadOption, match="no source"):
@@ -225,6 +277,16 @@ def test_what_a_flow_refuses(pond: mp.Pond, spark: SparkSession, tmp_path: Path)
     unsure = state.fetch(key="id", at="id", into="v", isolation="uncommitted", name="unsure")
     with pytest.raises(BadOption, match="uncommitted"):
         stream.ask(unsure).map(lambda df: df).into(state.update(key="id", at="id", value="v", name="u"))
+    update = state.update(key="id", at="id", value="v", name="twice")
+    fetch = state.fetch(key="id", at="id", into="v", name="twice")
+    stream.into(update).ask(fetch)
+    for call in (lambda: stream.into(update), lambda: stream.ask(fetch)):
+        with pytest.raises(BadOption, match="'twice' of state 's' already") as error:
+            call()
+        assert error.value.option == "name"
+    # A name is of its State: another may have the same.
+    other = pond.state("other", key="long", value="v long")
+    stream.into(other.update(key="id", at="id", value="v", name="twice"))
     for call in (flow.source, stream.into, stream.ask):
         with pytest.raises(BadOption):
             call("rows")  # type: ignore[operator]

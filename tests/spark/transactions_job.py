@@ -16,7 +16,7 @@ from streaming_job import die_once, is_due, run
 
 import millpond as mp
 from millpond.apps.spark_session import spark_session
-from millpond.wire.messages import CommitEpoch
+from millpond.wire.epochs import CommitEpoch
 
 DEATHS = {"after stage": 0, "after commit": 1, "during the sink's write": 2}
 SCHEMA = "ts timestamp, seq long, src string, dst string, amount long, parts array<long>"

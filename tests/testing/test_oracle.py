@@ -185,24 +185,26 @@ def test_late_rows_as_an_error_refuse_the_whole_epoch() -> None:
 # Epochs
 
 
-def test_the_first_epoch_is_free_and_then_they_follow_one_by_one() -> None:
+def test_the_first_epoch_is_0_and_then_they_follow_one_by_one() -> None:
     made = oracle("a")
-    made.update("a", 7, [("k", 1, 0)])
-    for epoch in (9, 6, 0, -1):
+    for epoch in (7, 1, -1):
         error = unchanged_by(made, EpochOutOfOrder, lambda o, epoch=epoch: o.update("a", epoch, []))  # type: ignore[misc]
-        assert (error.epoch, error.expected) == (epoch, 8)  # type: ignore[attr-defined]
-    made.update("a", 8, [])
-    unchanged_by(oracle("a"), EpochOutOfOrder, lambda o: o.update("a", -1, []))
+        assert (error.epoch, error.expected) == (epoch, 0)  # type: ignore[attr-defined]
+    made.update("a", 0, [("k", 1, 0)])
+    for epoch in (2, 9, -1):
+        error = unchanged_by(made, EpochOutOfOrder, lambda o, epoch=epoch: o.update("a", epoch, []))  # type: ignore[misc]
+        assert (error.epoch, error.expected) == (epoch, 1)  # type: ignore[attr-defined]
+    made.update("a", 1, [])
 
 
 def test_a_replay_in_another_order_changes_nothing() -> None:
     made = oracle("a")
     first = [("k", 10, 1), ("k", 10, 1), ("j", 4, None)]
-    made.update("a", 3, first)
-    made.update("a", 4, [("k", 10, 2), ("k", 12, 3)])
+    made.update("a", 0, first)
+    made.update("a", 1, [("k", 10, 2), ("k", 12, 3)])
     before = made.copy()
-    assert made.update("a", 3, [first[2], first[0], first[1]]) == Receipt(0, 0, True)
-    assert made.update("a", 4, [("k", 10, 2), ("k", 12, 3)]) == Receipt(0, 0, True)
+    assert made.update("a", 0, [first[2], first[0], first[1]]) == Receipt(0, 0, True)
+    assert made.update("a", 1, [("k", 10, 2), ("k", 12, 3)]) == Receipt(0, 0, True)
     assert vars(made) == vars(before)
 
 
@@ -242,12 +244,12 @@ def test_a_refused_epoch_is_not_remembered() -> None:
 
 def test_a_finished_updater_may_replay_and_nothing_else() -> None:
     made = oracle("a")
-    made.update("a", 5, [("k", 10, 0)])
+    made.update("a", 0, [("k", 10, 0)])
     made.finish("a")
-    assert made.update("a", 5, [("k", 10, 0)]).replayed
-    unchanged_by(made, EpochChanged, lambda o: o.update("a", 5, []))
-    unchanged_by(made, UpdaterFinished, lambda o: o.update("a", 6, [("k", 1, 1)]))
-    for epoch in (4, 7):
+    assert made.update("a", 0, [("k", 10, 0)]).replayed
+    unchanged_by(made, EpochChanged, lambda o: o.update("a", 0, []))
+    unchanged_by(made, UpdaterFinished, lambda o: o.update("a", 1, [("k", 1, 1)]))
+    for epoch in (-1, 2):
         unchanged_by(made, EpochOutOfOrder, lambda o, epoch=epoch: o.update("a", epoch, []))  # type: ignore[misc]
 
 

@@ -55,7 +55,7 @@ transaction transfer(accounts, fees, src, dst, amount)   {__file__}:{line}
     )
 
 
-def test_explain_of_a_program() -> None:
+def test_explain_of_a_set() -> None:
     items = TableSpec("long", "price long, quantity long", {"price": 1, "quantity": 10})
     text = bind({"alter": alter, "bid": bid}, {"items": items}).explain()
     assert "kind 'alter': transaction alter(items, ids, prices)" in text

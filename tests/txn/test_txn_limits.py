@@ -1,4 +1,4 @@
-"""Long transactions, keys of all sizes, and compiled programs on disk."""
+"""Long transactions, keys of all sizes, and compiled kernels on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from millpond import txn
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.txn import PLANS, TableSpec, TableStore, _cache, bind, transaction
+from millpond.txn import PLANS, TableSpec, TableStore, bind, transaction
+from millpond.txn.compiler import cache
 
 NUMBERS = TableSpec("long", "x long", {"x": 0})
 
@@ -40,8 +41,8 @@ def contents(store: TableStore) -> dict[Any, int]:
 @pytest.mark.parametrize("plan", [None, *PLANS])
 @pytest.mark.parametrize("length", [127, 128, 129, 700, 5_000])
 def test_a_long_transaction_is_undone_as_a_whole(length: int, plan: str | None) -> None:
-    program = bind({"raise_all": raise_all}, {"numbers": NUMBERS})
-    stores = program.stores()
+    transactions = bind({"raise_all": raise_all}, {"numbers": NUMBERS})
+    stores = transactions.stores()
     keys = list(range(length))
     fails = [False, True, False, True]
     events = pa.table(
@@ -52,7 +53,7 @@ def test_a_long_transaction_is_undone_as_a_whole(length: int, plan: str | None) 
             "fails": fails,
         }
     )
-    outputs = program.run(events, stores, threads=2, plan=plan).outputs
+    outputs = transactions.run(events, stores, threads=2, plan=plan).outputs
     assert outputs["committed"].to_pylist() == [not failed for failed in fails]
     stores["numbers"].validate()
     expected = {key: 1 + (key < 3) for key in keys} | {length + 5: 20, length + 6: 20}
@@ -61,13 +62,13 @@ def test_a_long_transaction_is_undone_as_a_whole(length: int, plan: str | None) 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_loops_within_loops_may_ask_for_more_keys_than_lists_have(threads: int) -> None:
-    program = bind({"raise_square": raise_square}, {"numbers": NUMBERS})
-    stores = program.stores()
+    transactions = bind({"raise_square": raise_square}, {"numbers": NUMBERS})
+    stores = transactions.stores()
     many = 30_000  # more than one thread's worth
     times = [(number % 1000 == 999) * 40 + 1 for number in range(many)]
     lists = pa.array([[number % 7, number % 11] for number in range(many)], pa.list_(pa.int64()))
     events = pa.table({"time": range(many), "keys": lists, "times": times})
-    program.run(events, stores, threads=threads)
+    transactions.run(events, stores, threads=threads)
     expected: dict[int, int] = {}
     for keys, repeats in zip(lists.to_pylist(), times, strict=True):
         for i in range(repeats):
@@ -86,12 +87,12 @@ def test_small_and_large_keys_are_found_again(plan: str | None) -> None:
         numbers[key].x += 1
         return numbers[key].x
 
-    program = bind({"count": count}, {"numbers": NUMBERS})
-    stores = program.stores()
+    transactions = bind({"count": count}, {"numbers": NUMBERS})
+    stores = transactions.stores()
     for epoch in range(1, 4):
         keys = KEYS[:4] if epoch == 1 else KEYS
         events = pa.table({"time": range(len(keys)), "key": pa.array(keys, pa.int64())})
-        outputs = program.run(events, stores, threads=2, plan=plan).outputs
+        outputs = transactions.run(events, stores, threads=2, plan=plan).outputs
         assert outputs["r0"].to_pylist() == [epoch - (key not in KEYS[:4]) for key in keys]
     stores["numbers"].validate()
     assert contents(stores["numbers"]) == {key: 3 - (key not in KEYS[:4]) for key in KEYS}
@@ -111,7 +112,7 @@ def test_fields_are_read_where_their_events_have_them() -> None:
         words[tag].by = ""
         return tag
 
-    program = bind(
+    transactions = bind(
         {"name": name, "forget": forget}, {"words": TableSpec("string", "by string", {"by": "nobody"})}
     )
     rows = [
@@ -122,8 +123,8 @@ def test_fields_are_read_where_their_events_have_them() -> None:
         {"time": 4, "kind": "forget", "who": None, "tags": None, "tag": "a", "number": None},
         {"time": 5, "kind": "name", "who": "cy", "tags": ["d", None], "tag": None, "number": None},
     ]
-    stores = program.stores()
-    outcome = program.run(pa.Table.from_pylist(rows).slice(1), stores)
+    stores = transactions.stores()
+    outcome = transactions.run(pa.Table.from_pylist(rows).slice(1), stores)
     found = stores["words"].snapshot().to_pydict()
     assert dict(zip(found["key"], found["by"], strict=True)) == {"a": "ann", "b": "", "c": "bob"}
     assert outcome.outputs["r0"].to_pylist() == ["b", "ann", "bob", None, None]
@@ -134,16 +135,16 @@ def test_fields_are_read_where_their_events_have_them() -> None:
 
 @pytest.mark.skipif(not JIT_ENABLED, reason="nothing is compiled")
 def test_a_kernel_is_compiled_once_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cache, "_directory", lambda: tmp_path)
-    monkeypatch.setattr(_cache, "KEPT", 3)
+    monkeypatch.setattr(cache, "_directory", lambda: tmp_path)
+    monkeypatch.setattr(cache, "KEPT", 3)
 
     def made(source: str) -> Any:
-        file = _cache.kept_source(source)
+        file = cache.kept_source(source)
         assert file is not None
         assert Path(file).read_text() == source
         names: dict[str, Any] = {"__name__": __name__}
         exec(compile(source, file, "exec"), names)
-        return _cache.compiled(names["body"], file)
+        return cache.compiled(names["body"], file)
 
     first, again = made("def body(x):\n    return x + 1"), made("def body(x):\n    return x + 1")
     assert first(3) == again(3) == 4
@@ -152,5 +153,5 @@ def test_a_kernel_is_compiled_once_and_old_ones_go(tmp_path: Path, monkeypatch: 
     for number in range(5):
         assert made(f"def body(x):\n    return x + {number + 10}")(1) == number + 11
         assert len(list(tmp_path.iterdir())) <= 3
-    monkeypatch.setattr(_cache, "_directory", lambda: None)
-    assert _cache.kept_source("def body(x):\n    return x") is None
+    monkeypatch.setattr(cache, "_directory", lambda: None)
+    assert cache.kept_source("def body(x):\n    return x") is None

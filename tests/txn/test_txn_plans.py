@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millpond import txn
-from millpond.txn import PLANS, Program, TableSpec, bind, transaction
+from millpond.txn import PLANS, TableSpec, TransactionSet, bind, transaction
 
 LONGS = TableSpec("long", "balance long, count long", {"balance": 0, "count": 0})
 
@@ -66,14 +66,16 @@ def ring(a, b, c, key: int, to: int, amount: int):  # type: ignore[no-untyped-de
     c[key].count -= 1
 
 
-def outcomes(program: Program, epochs: list[Any], start: pa.Table, threads: int = 3) -> dict[str, Any]:
+def outcomes(
+    transactions: TransactionSet, epochs: list[Any], start: pa.Table, threads: int = 3
+) -> dict[str, Any]:
     """The bytes of all outputs and tables, and the figures, by plan."""
     out = {}
     for plan in PLANS:
-        stores = program.stores()
+        stores = transactions.stores()
         for store in stores.values():
             store.load(start)
-        runs = [program.run(events, stores, threads=threads, plan=plan) for events in epochs]
+        runs = [transactions.run(events, stores, threads=threads, plan=plan) for events in epochs]
         tables = [store.snapshot() for store in stores.values()]
         for store in stores.values():
             store.validate()
@@ -101,7 +103,7 @@ def start_of(keys: int, balance: int = 1000) -> pa.Table:
 
 def test_money_is_conserved_under_every_plan() -> None:
     rng = np.random.default_rng(1)
-    program = bind({"transfer": transfer}, {"accounts": LONGS})
+    transactions = bind({"transfer": transfer}, {"accounts": LONGS})
     epochs = [
         pa.table(
             {
@@ -113,7 +115,7 @@ def test_money_is_conserved_under_every_plan() -> None:
         )
         for _ in range(3)
     ]
-    found = outcomes(program, epochs, start_of(300))
+    found = outcomes(transactions, epochs, start_of(300))
     check_equal(found)
     for plan in PLANS:
         assert sum(found[plan][3][0]["balance"].to_pylist()) == 300 * 1000
@@ -124,8 +126,8 @@ def test_money_is_conserved_under_every_plan() -> None:
 
 def test_a_ring_over_three_tables_holds_at_every_epoch() -> None:
     rng = np.random.default_rng(2)
-    program = bind({"ring": ring}, dict.fromkeys("abc", LONGS))
-    stores = {plan: program.stores() for plan in PLANS}
+    transactions = bind({"ring": ring}, dict.fromkeys("abc", LONGS))
+    stores = {plan: transactions.stores() for plan in PLANS}
     for tables in stores.values():
         for store in tables.values():
             store.load(start_of(40, 50))
@@ -138,7 +140,7 @@ def test_a_ring_over_three_tables_holds_at_every_epoch() -> None:
         )
         bytes_of = set()
         for plan in PLANS:
-            run = program.run(events, stores[plan], threads=2, plan=plan)
+            run = transactions.run(events, stores[plan], threads=2, plan=plan)
             tables = {name: store.snapshot() for name, store in stores[plan].items()}
             bytes_of.add(data([run.outputs, *tables.values()]))
             total = sum(sum(table["balance"].to_pylist()) for table in tables.values())
@@ -153,7 +155,7 @@ def test_a_ring_over_three_tables_holds_at_every_epoch() -> None:
 
 def test_chains_of_single_keys_keep_their_aborts() -> None:
     rng = np.random.default_rng(3)
-    program = bind({"deposit": deposit}, {"accounts": LONGS})
+    transactions = bind({"deposit": deposit}, {"accounts": LONGS})
     events = pa.table(
         {
             "time": rng.integers(0, 9, 4000),
@@ -161,7 +163,7 @@ def test_chains_of_single_keys_keep_their_aborts() -> None:
             "amount": rng.integers(1, 400, 4000),
         }
     )
-    found = outcomes(program, [events, events], start_of(100))
+    found = outcomes(transactions, [events, events], start_of(100))
     check_equal(found)
     assert found["chains"][2][0]["plan"] == "chains"
     assert b"too rich" in found["chains"][0]
@@ -179,14 +181,14 @@ def lists(rng: np.random.Generator, count: int, keys: int, amount: int) -> pa.Ta
 
 def test_independent_operations_run_apart() -> None:
     rng = np.random.default_rng(4)
-    program = bind({"alter": alter, "deposit": deposit}, {"accounts": LONGS})
+    transactions = bind({"alter": alter, "deposit": deposit}, {"accounts": LONGS})
     events = {
         "alter": lists(rng, 1500, 200, 9),
         "deposit": pa.table(
             {"time": rng.integers(0, 9, 300), "dst": rng.integers(0, 200, 300), "amount": np.full(300, 30)}
         ),
     }
-    found = outcomes(program, [events, events], start_of(150, 10))
+    found = outcomes(transactions, [events, events], start_of(150, 10))
     check_equal(found)
     assert [figures["plan"] for figures in found["chains"][2]] == ["chains", "chains"]
     assert not found["chains"][2][0]["redone"]
@@ -194,8 +196,8 @@ def test_independent_operations_run_apart() -> None:
 
 def test_a_fault_that_couples_chains_puts_the_epoch_back() -> None:
     rng = np.random.default_rng(5)
-    program = bind({"alter": alter}, {"accounts": LONGS})
-    found = outcomes(program, [lists(rng, 500, 100, 2**61)], start_of(100, 2**62))
+    transactions = bind({"alter": alter}, {"accounts": LONGS})
+    found = outcomes(transactions, [lists(rng, 500, 100, 2**61)], start_of(100, 2**62))
     check_equal(found)
     assert found["chains"][2][0]["redone"]
     assert b"overflow" in found["serial"][0]
@@ -203,29 +205,50 @@ def test_a_fault_that_couples_chains_puts_the_epoch_back() -> None:
 
 def test_the_planner_counts_and_chooses() -> None:
     rng = np.random.default_rng(6)
-    program = bind({"heavy": heavy}, {"accounts": LONGS})
+    transactions = bind({"heavy": heavy}, {"accounts": LONGS})
     few = pa.table({"time": np.arange(10), "dst": np.arange(10), "amount": np.full(10, 5)})
     many = pa.table(
         {"time": np.arange(300_000), "dst": rng.integers(0, 9000, 300_000), "amount": np.full(300_000, 1)}
     )
-    stores = program.stores()
-    assert program.run(few, stores, threads=2).figures["plan"] == "serial"
-    figures = program.run(many, stores, threads=2).figures
+    stores = transactions.stores()
+    assert transactions.run(few, stores, threads=2).figures["plan"] == "serial"
+    figures = transactions.run(many, stores, threads=2).figures
     assert figures["plan"] == "chains"
     assert figures["events"] == figures["touches"] == 300_000
-    assert program.run(many, stores, threads=1).figures["plan"] == "serial"
+    assert transactions.run(many, stores, threads=1).figures["plan"] == "serial"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     rng = np.random.default_rng(7)
-    program = bind({"transfer": transfer}, {"accounts": LONGS})
+    transactions = bind({"transfer": transfer}, {"accounts": LONGS})
     # Pairs of neighbours only: many components, and wide rounds.
     src = rng.integers(0, 20_000, 30_000) * 2
     events = pa.table(
         {"time": np.arange(30_000), "src": src, "dst": src + 1, "amount": rng.integers(0, 900, 30_000)}
     )
-    found = outcomes(program, [events], start_of(40_000), threads)
+    found = outcomes(transactions, [events], start_of(40_000), threads)
     check_equal(found)
     assert found["groups"][2][0]["components"] > 10_000
     assert 1 < found["rounds"][2][0]["rounds"] < 30
+
+
+@transaction
+def repeated(accounts, src: int, dst: int, amounts: list):  # type: ignore[no-untyped-def]
+    """A loop that names no rows of its own."""
+    for amount in amounts:
+        accounts[dst].count = accounts[src].count * 3 + amount
+    accounts[src].balance += 1
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_loops_over_rows_from_outside(plan: str) -> None:
+    transactions = bind({"repeated": repeated}, {"accounts": LONGS})
+    rng = np.random.default_rng(5)
+    amounts = pa.array([list(range(n % 3)) for n in range(3_000)], pa.list_(pa.int64()))
+    keys = rng.integers(0, 2_000, (2, 3_000))
+    events = pa.table({"time": range(3_000), "src": keys[0], "dst": keys[1], "amounts": amounts})
+    stores, serial = transactions.stores(), transactions.stores()
+    transactions.run(events, stores, threads=3, plan=plan)
+    transactions.run(events, serial, plan="serial")
+    assert stores["accounts"].snapshot() == serial["accounts"].snapshot()

@@ -1,4 +1,4 @@
-"""Programs drawn from a grammar give, under every plan, what a serial interpreter gives: byte by byte."""
+"""Transactions drawn from a grammar give, under every plan, what a serial interpreter gives: byte by byte."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
+from txn_grammar import RESULTS, SCHEMA, TABLES, epochs, function_sets
 from txn_oracle import OracleTable, run_serially
-from txn_programs import RESULTS, SCHEMA, TABLES, epochs, programs
 
 from millpond.code.capture import Code
 from millpond.errors import RuleInterpreted
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.txn import PLANS, Program, TransactionCode, bind, codegen, load
-from millpond.txn._code import CannotCompile
+from millpond.txn import PLANS, TransactionCode, TransactionSet, bind, load
+from millpond.txn.compiler import codegen
+from millpond.txn.compiler.values import CannotCompile
 
 EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "3" if JIT_ENABLED else "40"))
 
 
-def program_of(sources: dict[str, str]) -> Program:
+def transactions_of(sources: dict[str, str]) -> TransactionSet:
     functions = {
         kind: load(TransactionCode(Code(kind, "import math\n" + source, {}, {"math": "math"})))
         for kind, source in sources.items()
@@ -33,15 +34,15 @@ def program_of(sources: dict[str, str]) -> Program:
     return bind(functions, TABLES)
 
 
-def interpreted(sources: dict[str, str]) -> Program:
-    """The program as it runs where nothing can be compiled."""
-    program = program_of(sources)
+def interpreted(sources: dict[str, str]) -> TransactionSet:
+    """The transactions as they run where nothing can be compiled."""
+    transactions = transactions_of(sources)
     schemas = dict.fromkeys(sources, SCHEMA)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuleInterpreted)
         patch.setattr(codegen, "check", lambda function, _: CannotCompile(function.found.tree, "asked for"))
-        program.prepare(schemas)
-    return program
+        transactions.prepare(schemas)
+    return transactions
 
 
 def oracle_tables() -> dict[str, OracleTable]:
@@ -89,9 +90,9 @@ def compare(outputs: pa.Table, stores: dict[str, Any], expected: Any, tables: di
 )
 @given(st.data())
 def test_every_plan_gives_what_serial_execution_gives(data: st.DataObject) -> None:
-    sources = data.draw(programs())
+    sources = data.draw(function_sets())
     note("\n".join(sources.values()))
-    program = program_of(sources)
+    transactions = transactions_of(sources)
     epoch_list = [data.draw(epochs(list(sources))) for _ in range(3)]
     expected, tables = [], oracle_tables()
     states = []
@@ -103,11 +104,11 @@ def test_every_plan_gives_what_serial_execution_gives(data: st.DataObject) -> No
         states.append(copies)
     for plan in (None, *PLANS, "interpreted"):
         if plan == "interpreted":
-            program, plan = interpreted(sources), None  # noqa: PLW2901 - the last of them
-        stores = program.stores()
+            transactions, plan = interpreted(sources), None  # noqa: PLW2901 - the last of them
+        stores = transactions.stores()
         for events, wanted, state in zip(epoch_list, expected, states, strict=True):
             table = pa.Table.from_pylist(events, schema=SCHEMA)
-            outcome = program.run(table, stores, seq="seq", threads=3, plan=plan)
+            outcome = transactions.run(table, stores, seq="seq", threads=3, plan=plan)
             compare(outcome.outputs, stores, wanted, state)
 
 
@@ -115,10 +116,10 @@ def test_the_grammar_covers_what_it_should() -> None:
     """The oracle itself sees commits, results and every kind of abort among what is drawn."""
     seen: set[str] = set()
 
-    @settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def look(data: st.DataObject) -> None:
-        sources = data.draw(programs())
+        sources = data.draw(function_sets())
         for reason, results in run_serially(sources, oracle_tables(), data.draw(epochs(list(sources)))):
             seen.add((reason or "committed").split(" ")[0])
             if results:
@@ -131,7 +132,7 @@ def test_the_grammar_covers_what_it_should() -> None:
 
 @pytest.mark.skipif(not JIT_ENABLED, reason="this is the run without the compiler")
 @pytest.mark.long
-def test_many_more_programs_without_the_compiler() -> None:
+def test_many_more_without_the_compiler() -> None:
     """The generated code as plain Python, which needs no time to compile."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "every_plan"]
     done = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 from millpond import txn
 from millpond.errors import BadTransaction
 from millpond.txn import TableSpec, bind, transaction
-from millpond.txn.analysis import analyse
+from millpond.txn.compiler.analysis import analyse
 
 REFUSED = [
     ("t[t[k].next].x = 1", 2, r"the key of t\[t\[k\].next\] depends on t\[k\]"),

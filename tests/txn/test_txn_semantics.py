@@ -20,7 +20,7 @@ from millpond.errors import (
     UnknownKind,
     WrongColumn,
 )
-from millpond.txn import TableSpec, bind, load_program, transaction
+from millpond.txn import TableSpec, bind, load_transactions, transaction
 
 ACCOUNTS = TableSpec("long", "balance long", {"balance": 0})
 STRICT = TableSpec("string", "n long, ratio double, name string, ok boolean, at timestamp")
@@ -76,8 +76,8 @@ def events(**columns: Any) -> pa.Table:
     return pa.table({"time": np.arange(count), **columns})
 
 
-def run(program: txn.Program, stores: Any, **columns: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = program.run(events(**columns), stores).outputs.to_pylist()
+def run(transactions: txn.TransactionSet, stores: Any, **columns: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = transactions.run(events(**columns), stores).outputs.to_pylist()
     return rows
 
 
@@ -85,17 +85,17 @@ def balances(stores: Any) -> dict[Any, Any]:
     return {row["key"]: row["balance"] for row in stores["accounts"].snapshot().to_pylist()}
 
 
-def started(program: txn.Program, **rows: int) -> dict[str, txn.TableStore]:
-    stores = program.stores()
+def started(transactions: txn.TransactionSet, **rows: int) -> dict[str, txn.TableStore]:
+    stores = transactions.stores()
     keys = [int(name[1:]) for name in rows]
     stores["accounts"].load(pa.table({"key": keys, "balance": list(rows.values())}))
     return stores
 
 
 def test_a_transfer_moves_money_or_aborts() -> None:
-    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
-    stores = started(program, _1=100)
-    out = run(program, stores, src=[1, 1, 2], dst=[2, 2, 3], amount=[70, 70, 20])
+    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(transactions, _1=100)
+    out = run(transactions, stores, src=[1, 1, 2], dst=[2, 2, 3], amount=[70, 70, 20])
     assert [(row["committed"], row["reason"], row["r0"]) for row in out] == [
         (True, None, 30), (False, "insufficient funds", None), (True, None, 50)
     ]  # fmt: skip
@@ -103,28 +103,28 @@ def test_a_transfer_moves_money_or_aborts() -> None:
 
 
 def test_time_decides_not_the_order_of_rows() -> None:
-    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
-    stores = started(program, _1=100)
+    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(transactions, _1=100)
     table = pa.table(
         {"time": [9, 1, 1], "seq": [0, 5, 2], "src": [1, 1, 1], "dst": [2, 3, 4], "amount": [60, 60, 60]}
     )
-    out = program.run(table, stores, seq="seq").outputs
+    out = transactions.run(table, stores, seq="seq").outputs
     assert out["committed"].to_pylist() == [False, False, True]
     assert balances(stores) == {1: 40, 4: 60}
 
 
 def test_an_overflow_undoes_what_was_written_before_it() -> None:
-    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
-    stores = started(program, _1=100, _2=HIGHEST)
-    out = run(program, stores, src=[1], dst=[2], amount=[1])
+    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(transactions, _1=100, _2=HIGHEST)
+    out = run(transactions, stores, src=[1], dst=[2], amount=[1])
     assert out == [{"event": 0, "committed": False, "reason": "overflow", "r0": None}]
     assert balances(stores) == {1: 100, 2: HIGHEST}
 
 
 def test_faults_abort_their_transaction_only() -> None:
-    program = bind({"divide": divide}, {"accounts": ACCOUNTS})
-    stores = started(program, _1=-10)
-    out = run(program, stores, src=[1, 1, 1, 1], dst=[5, 6, 7, 8], amount=[0, 2, -1, 3])
+    transactions = bind({"divide": divide}, {"accounts": ACCOUNTS})
+    stores = started(transactions, _1=-10)
+    out = run(transactions, stores, src=[1, 1, 1, 1], dst=[5, 6, 7, 8], amount=[0, 2, -1, 3])
     assert [row["reason"] for row in out] == [
         "ZeroDivisionError: division by zero",
         "ValueError: math domain error",
@@ -136,8 +136,8 @@ def test_faults_abort_their_transaction_only() -> None:
 
 
 def test_a_missing_key_without_default_aborts_and_a_write_makes_the_row() -> None:
-    program = bind({"strict": strict, "make": make}, {"things": STRICT})
-    stores = program.stores()
+    transactions = bind({"strict": strict, "make": make}, {"things": STRICT})
+    stores = transactions.stores()
     table = pa.table(
         {
             "time": [0, 1, 2],
@@ -156,7 +156,7 @@ def test_a_missing_key_without_default_aborts_and_a_write_makes_the_row() -> Non
             }
         ),
     )
-    out = program.run(table, stores).outputs
+    out = transactions.run(table, stores).outputs
     assert out["reason"].to_pylist() == ["no such key 'x' in things", None, None]
     assert out["left"].to_pylist() == [None, None, 1]
     assert out["said"].to_pylist() == [None, None, "b"]
@@ -167,16 +167,16 @@ def test_a_missing_key_without_default_aborts_and_a_write_makes_the_row() -> Non
 
 
 def test_a_null_field_aborts() -> None:
-    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
-    stores = started(program, _1=100)
-    out = run(program, stores, src=[1, None, 1], dst=[2, 2, 2], amount=[1, 1, 1])
+    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(transactions, _1=100)
+    out = run(transactions, stores, src=[1, None, 1], dst=[2, 2, 2], amount=[1, 1, 1])
     assert [row["reason"] for row in out] == [None, "field 'src' is null", None]
     assert balances(stores) == {1: 98, 2: 2}
 
 
 def test_what_cannot_be_compiled_runs_interpreted_with_a_warning() -> None:
-    program = bind({"shout": shout, "make": make}, {"things": STRICT})
-    stores = program.stores()
+    transactions = bind({"shout": shout, "make": make}, {"things": STRICT})
+    stores = transactions.stores()
     table = pa.table(
         {
             "time": [0, 1, 2, 3],
@@ -187,17 +187,17 @@ def test_what_cannot_be_compiled_runs_interpreted_with_a_warning() -> None:
     )
     line = shout.tree.body[0].lineno + 1
     with pytest.warns(RuleInterpreted, match=rf"'shout' runs interpreted: line {line}: abort with a reason"):
-        outcome = program.run(table, stores)
+        outcome = transactions.run(table, stores)
     assert outcome.outputs["reason"].to_pylist() == [None, None, "nobody: b", None]
     assert outcome.outputs["r0"].to_pylist() == [None, "hey!!!", None, None]
     found = {row["key"]: (row["name"], row["n"]) for row in stores["things"].snapshot().to_pylist()}
     assert found == {"a": ("hey!!!", 9), "c": ("z", 0)}
-    assert "interpreted: line" in program.explain()
+    assert "interpreted: line" in transactions.explain()
 
 
 def test_the_interpreter_gives_what_the_compiler_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    from millpond.txn import codegen
-    from millpond.txn._code import CannotCompile
+    from millpond.txn.compiler import codegen
+    from millpond.txn.compiler.values import CannotCompile
 
     rng = np.random.default_rng(5)
     columns = {
@@ -208,46 +208,46 @@ def test_the_interpreter_gives_what_the_compiler_gives(monkeypatch: pytest.Monke
     kinds = rng.choice(["transfer", "divide"], 200)
     outcomes = []
     for interpreted in (False, True):
-        program = bind({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
-        stores = started(program, _1=100, _2=HIGHEST)
+        transactions = bind({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
+        stores = started(transactions, _1=100, _2=HIGHEST)
         if interpreted:
             monkeypatch.setattr(
                 codegen, "check", lambda function, _: CannotCompile(function.found.tree, "asked")
             )
             with pytest.warns(RuleInterpreted):
-                out = program.run(events(kind=kinds, **columns), stores)
+                out = transactions.run(events(kind=kinds, **columns), stores)
         else:
-            out = program.run(events(kind=kinds, **columns), stores)
+            out = transactions.run(events(kind=kinds, **columns), stores)
         outcomes.append((out.outputs, stores["accounts"].snapshot()))
     assert outcomes[0][0].equals(outcomes[1][0])
     assert outcomes[0][1].equals(outcomes[1][1])
     assert len(set(outcomes[0][0]["reason"].to_pylist())) > 3
 
 
-def test_a_program_travels_as_text() -> None:
+def test_a_set_travels_as_text() -> None:
     import msgspec
 
-    program = bind({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
-    text = msgspec.json.encode(program.message)
-    again = load_program(msgspec.json.decode(text, type=txn.ProgramCode))
-    stores, others = started(program, _1=50), started(again, _1=50)
+    transactions = bind({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
+    text = msgspec.json.encode(transactions.message)
+    again = load_transactions(msgspec.json.decode(text, type=txn.TransactionSetCode))
+    stores, others = started(transactions, _1=50), started(again, _1=50)
     table = events(kind=["transfer", "divide"], src=[1, 1], dst=[2, 2], amount=[20, 4])
-    assert program.run(table, stores).outputs.equals(again.run(table, others).outputs)
+    assert transactions.run(table, stores).outputs.equals(again.run(table, others).outputs)
     assert balances(stores) == balances(others)
 
 
 def test_bad_events_change_nothing() -> None:
-    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
-    stores = started(program, _1=50)
+    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(transactions, _1=50)
     good = {"src": [1], "dst": [2], "amount": [1]}
     with pytest.raises(UnknownKind, match="'pay'"):
-        program.run(events(kind=["pay"], **good), stores)
+        transactions.run(events(kind=["pay"], **good), stores)
     with pytest.raises(WrongColumn, match="'amount'"):
-        program.run(events(src=[1], dst=[2]), stores)
+        transactions.run(events(src=[1], dst=[2]), stores)
     with pytest.raises(NullTime):
-        program.run(pa.table({"time": pa.array([None], pa.int64()), **good}), stores)
+        transactions.run(pa.table({"time": pa.array([None], pa.int64()), **good}), stores)
     with pytest.raises(BadOption, match="none of serial"):
-        program.run(events(**good), stores, plan="fast")
+        transactions.run(events(**good), stores, plan="fast")
     assert balances(stores) == {1: 50}
 
 
@@ -260,21 +260,21 @@ def test_the_function_itself_is_plain_python() -> None:
 
 
 def test_an_empty_epoch_gives_an_empty_table() -> None:
-    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
-    out = program.run(
-        events(src=np.empty(0, int), dst=np.empty(0, int), amount=np.empty(0, int)), program.stores()
+    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    out = transactions.run(
+        events(src=np.empty(0, int), dst=np.empty(0, int), amount=np.empty(0, int)), transactions.stores()
     )
     assert out.outputs.num_rows == 0
     assert out.outputs.schema.field("r0").type == pa.int64()
 
 
 def test_tables_are_copied_exported_and_loaded() -> None:
-    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
-    stores = started(program, _3=1, _1=100)
+    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(transactions, _3=1, _1=100)
     copy = stores["accounts"].copy(stores["accounts"].strings.copy())
-    run(program, stores, src=[1], dst=[9], amount=[10])
+    run(transactions, stores, src=[1], dst=[9], amount=[10])
     assert copy.snapshot().to_pylist() == [{"key": 1, "balance": 100}, {"key": 3, "balance": 1}]
-    other = program.stores()
+    other = transactions.stores()
     other["accounts"].load(stores["accounts"].export())
     assert other["accounts"].snapshot().equals(stores["accounts"].snapshot())
     assert len(other["accounts"]) == 3
@@ -296,11 +296,11 @@ def test_table_types_are_checked(spec: TableSpec, error: type[Exception]) -> Non
 
 
 def test_a_value_of_another_type_than_its_column_is_refused_with_the_line() -> None:
-    program = bind({"make": make}, {"things": STRICT})
+    transactions = bind({"make": make}, {"things": STRICT})
     with pytest.raises(
         BadTransaction, match=rf"line {make.tree.body[0].lineno}: things\[who\].name is a string column"
     ):
-        run(program, program.stores(), who=["a"], name=[1])
+        run(transactions, transactions.stores(), who=["a"], name=[1])
 
 
 @transaction(results="r0 long")
@@ -321,10 +321,10 @@ def number(things, who: str, n: int):  # type: ignore[no-untyped-def]
 
 
 def test_a_result_of_another_type_aborts_its_transaction_only() -> None:
-    program = bind({"odd": odd}, {"things": STRICT})
-    stores = program.stores()
+    transactions = bind({"odd": odd}, {"things": STRICT})
+    stores = transactions.stores()
     with pytest.warns(RuleInterpreted):
-        out = run(program, stores, who=["a", "b", "c"], n=[3, 4, 5])
+        out = run(transactions, stores, who=["a", "b", "c"], n=[3, 4, 5])
     assert [row["reason"] for row in out] == [
         None,
         "TypeError: the result r0 is a str, not long",
@@ -334,10 +334,10 @@ def test_a_result_of_another_type_aborts_its_transaction_only() -> None:
 
 
 def test_kinds_that_share_a_result_agree_on_its_type() -> None:
-    program = bind({"text": text, "number": number}, {"things": STRICT})
-    stores = program.stores()
+    transactions = bind({"text": text, "number": number}, {"things": STRICT})
+    stores = transactions.stores()
     with pytest.raises(BadTransaction, match="'said' is a long, not a string"):
-        run(program, stores, kind=["text", "number"], who=["a", "b"], n=[1, 2])
+        run(transactions, stores, kind=["text", "number"], who=["a", "b"], n=[1, 2])
     assert len(stores["things"]) == 0
 
 
@@ -352,23 +352,25 @@ def test_names_of_fields_do_not_meet_those_of_kernels() -> None:
         things[st].n = x1 + out0_0
         return x1
 
-    program = bind({"names": names}, {"things": STRICT})
-    out = run(program, program.stores(), st=["a"], log=[[1, 2]], offsets=[[10]], out0_0=[100], k=[3])
+    transactions = bind({"names": names}, {"things": STRICT})
+    out = run(
+        transactions, transactions.stores(), st=["a"], log=[[1, 2]], offsets=[[10]], out0_0=[100], k=[3]
+    )
     assert out[0]["r0"] == 33
 
 
 def test_what_numba_refuses_after_all_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     from numba.core.errors import TypingError
 
-    from millpond.txn import codegen
+    from millpond.txn.compiler import codegen
 
     def fail(*_: Any) -> Any:
         raise TypingError("no")
 
-    program = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
-    stores = started(program, _1=100)
+    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    stores = started(transactions, _1=100)
     monkeypatch.setattr(codegen, "kernel", fail)
     with pytest.warns(RuleInterpreted, match="'transfer' runs interpreted"):
-        out = run(program, stores, src=[1, 1], dst=[2, 2], amount=[70, 70])
+        out = run(transactions, stores, src=[1, 1], dst=[2, 2], amount=[70, 70])
     assert [row["r0"] for row in out] == [30, None]
     assert balances(stores) == {1: 30, 2: 70}

@@ -29,7 +29,7 @@ import millpond as mp
 from millpond.apps.spark_session import spark_session
 from millpond.errors import BadOption, MillpondError
 from millpond.times import MICROS
-from millpond.wire.messages import Pending
+from millpond.wire.questions import Pending
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,7 +6,7 @@ transactions executed, an Arrow table of outcomes built. All but the execution i
 is timed for itself too. What a scheme has to know beforehand, such as which locks a transaction needs, is given to it
 for nothing.
 
-- millpond: as `Program.run` does it, by the plan that it chooses.
+- millpond: as `TransactionSet.run` does it, by the plan that it chooses.
 - serial: one thread executes, in time order.
 - lal, lwm, pat, no-lock: see `transactions_schemes`; as many executors as threads.
 
@@ -33,8 +33,9 @@ from millpond.apps import bidding, grep_sum, ledger, tolls
 from millpond.bench import transactions_schemes as schemes
 from millpond.bench import transactions_spark
 from millpond.bench.report import WIDE
-from millpond.txn import Program, TableStore, bind, plans
-from millpond.txn.execution import Run
+from millpond.txn import TableStore, TransactionSet, bind
+from millpond.txn.run import plans
+from millpond.txn.run.execution import EpochRun
 
 APPS: dict[str, ModuleType] = {
     "grep_sum": grep_sum,
@@ -62,7 +63,7 @@ class Timing:
 class Case:
     """Events for an application, in epochs, and the tables as they are before the first of them."""
 
-    program: Program
+    program: TransactionSet
     epochs: list[pa.Table]
     keys: int
 
@@ -97,7 +98,7 @@ def run_once(
         times = [time.perf_counter()]
         arranged = given.program.arrange(epoch, at="ts")
         times.append(time.perf_counter())
-        run = Run(given.program, arranged.prepared, arranged.epoch, stores, threads)
+        run = EpochRun(given.program, arranged.prepared, arranged.epoch, stores, threads)
         work = run.work()
         times.append(time.perf_counter())
         if system in schemes.SCHEMES:

@@ -29,11 +29,12 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from millpond.txn._arithmetic import NAMES
-from millpond.txn._threads import in_threads
-from millpond.txn.codegen import BodyKernel
-from millpond.txn.execution import Run
-from millpond.txn.plans import Work
+from millpond.stores.threads import in_threads
+from millpond.txn.compiler import arguments
+from millpond.txn.compiler.arithmetic import NAMES
+from millpond.txn.compiler.codegen import BodyKernel
+from millpond.txn.run.execution import EpochRun
+from millpond.txn.run.plans import CompiledEpoch
 
 SCHEMES = ("lal", "lwm", "pat", "no-lock")
 ORDERED = SCHEMES[:3]  # those whose outcome is that of serial execution
@@ -278,7 +279,7 @@ class Sets:
     bases: Longs  # of each table: the number of its first record
 
 
-def _sets(work: Work) -> Sets:
+def _sets(work: CompiledEpoch) -> Sets:
     touches = work.touches()
     count = len(touches.event)
     starts = np.zeros(work.events + 1, np.int64)
@@ -316,14 +317,14 @@ _PARTS = {
 }
 
 
-def prepare(scheme: str, run: Run, work: Work, executors: int) -> Callable[[], None]:
+def prepare(scheme: str, run: EpochRun, work: CompiledEpoch, executors: int) -> Callable[[], None]:
     """All that a scheme needs to know beforehand; what it gives does the events, once."""
     makers = {"lal": _lal, "lwm": _lwm, "pat": _pat, "no-lock": _no_lock}
     return makers[scheme](run, work, executors)
 
 
 def _start(
-    work: Work,
+    work: CompiledEpoch,
     body: BodyKernel,
     kernel: Any,
     executors: int,
@@ -339,7 +340,7 @@ def _start(
     in_threads([partial(executor, number) for number in range(executors)])
 
 
-def _lal(_run: Run, work: Work, executors: int) -> Callable[[], None]:
+def _lal(_run: EpochRun, work: CompiledEpoch, executors: int) -> Callable[[], None]:
     sets = _sets(work)
     turn, locks = np.zeros(LINE, np.int64), np.zeros(LINE * int(sets.bases[-1]), np.int64)
     kernel = _between(
@@ -352,7 +353,7 @@ def _lal(_run: Run, work: Work, executors: int) -> Callable[[], None]:
     return lambda: _start(work, work.body, kernel, executors, lambda _: more, work.args)
 
 
-def _lwm(run: Run, work: Work, executors: int) -> Callable[[], None]:
+def _lwm(run: EpochRun, work: CompiledEpoch, executors: int) -> Callable[[], None]:
     sets = _sets(work)
     total = int(sets.bases[-1])
     # An executor cannot be further ahead of another than one round, so that many versions are enough.
@@ -368,7 +369,7 @@ def _lwm(run: Run, work: Work, executors: int) -> Callable[[], None]:
         cells.append(wide)
     given = {**work.args}
     for table, wide in zip(tables, cells, strict=True):
-        given |= {f"c_{table}": wide, f"d_{table}": wide.view(np.float64)}
+        given |= {arguments.cells(table): wide, arguments.doubles(table): wide.view(np.float64)}
     enter = ["lwm_note(e, turn, noted, mine, starts, rows, writes)"]
     enter += ["for j in range(starts[e], starts[e + 1]):"]
     for table in tables:
@@ -402,10 +403,10 @@ def table_end(table: int) -> str:
     return f"bases[{table + 1}]"
 
 
-def _redirected(run: Run, source: str) -> str:
+def _redirected(run: EpochRun, source: str) -> str:
     """The body, where each record is read and written at the version that is its transaction's."""
     functions = list(run.prepared.functions.values())
-    tables = list(run.program.tables)
+    tables = list(run.transactions.tables)
 
     def version(found: re.Match[str]) -> str:
         indent, slot, kind = found[1], int(found[2]), int(found[3])
@@ -415,7 +416,7 @@ def _redirected(run: Run, source: str) -> str:
     return re.sub(r"^( *)r(\d+) = flat_(\d+)\[.*\]$", version, source, flags=re.MULTILINE)
 
 
-def _pat(_run: Run, work: Work, executors: int) -> Callable[[], None]:
+def _pat(_run: EpochRun, work: CompiledEpoch, executors: int) -> Callable[[], None]:
     sets = _sets(work)
     keys = [store.index.stored_keys().longs[: len(store.index)] for store in work.stores]
     partition_of = np.concatenate(keys) % PARTITIONS
@@ -434,6 +435,6 @@ def _pat(_run: Run, work: Work, executors: int) -> Callable[[], None]:
     return lambda: _start(work, work.body, kernel, executors, lambda _: more, work.args)
 
 
-def _no_lock(_run: Run, work: Work, executors: int) -> Callable[[], None]:
+def _no_lock(_run: EpochRun, work: CompiledEpoch, executors: int) -> Callable[[], None]:
     kernel = _between(work.body.source, (), (), ("unused",))
     return lambda: _start(work, work.body, kernel, executors, lambda _: (0,), work.args)

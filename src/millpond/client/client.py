@@ -2,69 +2,78 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.client.routing import Portion, arrange, counts_of, gather, route, split
-from millpond.errors import BadOption, Moved, Unavailable
+from millpond.client.routing import ContainerRows, arrange, counts_of, gather, route, split
+from millpond.durable.files import Files
+from millpond.errors import BadOption, CodeFailed, MessageTooLarge, Moved, Unavailable
+from millpond.runtime import Runtime, Threads
 from millpond.stores.keys import Keys
 from millpond.stores.rows import digest_rows, spread
 from millpond.times import Progress
+from millpond.wire.base import Call, SliceId
 from millpond.wire.connection import Connection, Dialer, SlicedBatch
-from millpond.wire.messages import (
-    Fetch,
-    FindRows,
-    Locate,
-    Message,
-    Placement,
-    ReadSlices,
-    Receipt,
-    Stage,
-    Staged,
-)
+from millpond.wire.epochs import Receipt, Stage, StageDone
+from millpond.wire.house import ListResidents, Locate, Placement
+from millpond.wire.questions import FindRows, Question, ReadSlices
+from millpond.wire.specs import Spec, StateShape
 
 if TYPE_CHECKING:
     from millpond.client.link import Link
 
 RETRY_S_MAX = 120.0
-RETRY_PAUSE_S = 0.05
+RETRY_PAUSE_S = (0.02, 0.5)
+# Containers that a question of user code may cost before it is given up.
+DEATHS_MAX = 3
 # What goes into one batch: far below the limit of a message, large enough that a slice gets many rows.
 ROWS_MAX = 1 << 20
 # Answers without a fixed width may be much larger than their questions: so many rows before their width is known.
 WIDE_ROWS_MAX = 1 << 17
 BYTES_MAX = 64 << 20
 _T = TypeVar("_T")
+R = TypeVar("R")
+S = TypeVar("S", bound=Spec)
 
 
 class Client:
     """Safe to share between threads. Retries what is safe to retry: nothing that is asked here takes effect twice."""
 
     def __init__(
-        self, coordinator: Connection, dial: Dialer, parallel: bool = True, link: Link | None = None
+        self,
+        coordinator: Connection,
+        dial: Dialer,
+        runtime: Runtime | None = None,
+        link: Link | None = None,
+        files: Files | None = None,
     ) -> None:
         self.link = link
+        self.files = files
+        """Where the root is; None for the disk of this machine."""
+        self.runtime = runtime or Threads(threads=8, name="millpond-client")
         self._coordinator = coordinator
         self._dial = dial
-        self._lock = threading.Lock()
+        self._lock = self.runtime.lock()
         self._placement: Placement | None = None
         self._connections: dict[str, Connection] = {}
-        self._pool = ThreadPoolExecutor(8, "millpond-client") if parallel else None
         self._closed = False
         # How many rows of a fetch whose answers have no fixed width fit one batch.
         self._rows_max: dict[tuple[str, str], int] = {}
 
-    def call(self, message: Message) -> Any:
+    def call(self, message: Call[R]) -> R:
         """Asks the coordinator."""
         self._check_open()
         return self._coordinator.call(message)
+
+    def specs(self, kind: type[S]) -> dict[str, S]:
+        """The residents of a kind by name."""
+        listed = self.call(ListResidents(kind.kind)).residents
+        return {spec.name: cast(S, spec) for spec in listed}
 
     def placement(self) -> Placement:
         with self._lock:
@@ -110,7 +119,7 @@ class Client:
                 list(batches.items()),
             )
 
-        staged: list[Staged] = self._retry(send)
+        staged: list[StageDone] = self._retry(send)
         return Receipt(
             partition=message.partition,
             attempt=message.attempt,
@@ -121,7 +130,7 @@ class Client:
         )
 
     def stage_events(
-        self, message: Stage, home: int, events: pa.Table, times: npt.NDArray[np.int64], late: int
+        self, message: Stage, home: SliceId, events: pa.Table, times: npt.NDArray[np.int64], late: int
     ) -> Receipt:
         """Sends a partition's events to the container that has their group."""
         spans = _parts(len(events), events.nbytes, ROWS_MAX)
@@ -134,7 +143,7 @@ class Client:
             answer: Any = connection.exchange(message, sliced).message
             return answer
 
-        staged: Staged = self._retry(send)
+        staged: StageDone = self._retry(send)
         newest = int(times.max()) if len(times) else None
         return Receipt(message.partition, message.attempt, staged.rows, late, staged.digest, newest)
 
@@ -152,18 +161,15 @@ class Client:
 
     def fetch(
         self,
-        message: Fetch,
-        key_type: pa.DataType,
+        message: Question,
+        shape: StateShape,
         keys: Keys,
         lows: npt.NDArray[np.int64] | None,
         highs: npt.NDArray[np.int64],
         schema: pa.Schema,
     ) -> list[pa.ChunkedArray]:
         """The answers, one column each, in the order of the questions. `schema` is that of the answers."""
-        fields = [("_key", key_type), ("_time", pa.int64())] + (
-            [] if lows is None else [("_low", pa.int64())]
-        )
-        asked = pa.schema(fields)
+        asked = shape.questions if lows is None else shape.ranged_questions
 
         def ask(start: int, stop: int) -> list[pa.Array]:
             low = None if lows is None else lows[start:stop]
@@ -173,24 +179,34 @@ class Client:
         parts: list[list[pa.Array]] = []
         done = 0
         while done < len(highs):
-            rows_max = ROWS_MAX if fixed else self._rows_max.get((message.state, message.rule), WIDE_ROWS_MAX)
+            usual = ROWS_MAX if fixed else WIDE_ROWS_MAX
+            rows_max = self._rows_max.get((message.state, message.rule), usual)
             stop = min(len(highs), done + _rows_of(len(highs), keys.nbytes, rows_max))
-            parts.append(self._retry(partial(ask, done, stop)))
+            try:
+                parts.append(
+                    self._retry(partial(ask, done, stop), code=message.code.name if message.code else "")
+                )
+            except MessageTooLarge:
+                # Answers may be wider than any before: half as many questions.
+                if stop - done == 1:
+                    raise
+                self._rows_max[message.state, message.rule] = max(1, (stop - done) // 2)
+                continue
             if not fixed:
                 self._learn(message, parts[-1], stop - done)
             done = stop
         return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(schema)]
 
-    def _learn(self, message: Fetch, answers: Sequence[pa.Array], rows: int) -> None:
-        """How many rows to ask at once, by the size of what they were answered."""
+    def _learn(self, message: Question, answers: Sequence[pa.Array], rows: int) -> None:
+        """How many rows to ask at once, by the size of what they were answered; twice as many as before at most."""
         width = max(1, sum(column.nbytes for column in answers) // rows)
-        fitting = max(WIDE_ROWS_MAX, min(ROWS_MAX, BYTES_MAX // width))
+        fitting = max(1, min(ROWS_MAX, BYTES_MAX // width))
         asked = message.state, message.rule
-        self._rows_max[asked] = min(fitting, self._rows_max.get(asked, fitting))
+        self._rows_max[asked] = min(fitting, 2 * self._rows_max.get(asked, fitting))
 
     def _fetch_part(
         self,
-        message: Fetch,
+        message: Question,
         asked: pa.Schema,
         keys: Keys,
         lows: npt.NDArray[np.int64] | None,
@@ -203,28 +219,31 @@ class Client:
             columns.append(pa.array(spread(lows, routed.places)))
         portions = split(routed, asked, columns, placement)
 
-        def ask(portion: Portion) -> pa.RecordBatch:
+        def ask(portion: ContainerRows) -> pa.RecordBatch:
             batch = self._connection(placement, portion.container).exchange(message, [portion.rows]).batch
             assert batch is not None
             return batch
 
         return gather(portions, self._map(ask, portions), routed.places)
 
-    def read(self, state: str, at: Progress, container: int | None = None) -> pa.Table:
-        """One row per key: from all containers, or from one."""
+    def read(self, state: str, at: Progress, slices: Sequence[int] | None = None) -> pa.Table:
+        """One row per key: of all slices, or of some."""
 
         def ask() -> pa.Table:
             placement = self.placement()
-            containers = [info.id for info in placement.containers if container in (None, info.id)]
+            wanted: dict[int, list[int]] = {}
+            for number in range(placement.slices) if slices is None else slices:
+                wanted.setdefault(placement.owners[number], []).append(number)
             return pa.concat_tables(
                 self._map(
-                    lambda number: self._connection(placement, number).read(ReadSlices(state, at)), containers
+                    lambda item: self._connection(placement, item[0]).read(ReadSlices(state, at, item[1])),
+                    list(wanted.items()),
                 )
             )
 
         return self._retry(ask)
 
-    def ask_home(self, home: int, ask: Callable[[Connection], _T]) -> _T:
+    def ask_home(self, home: SliceId, ask: Callable[[Connection], _T]) -> _T:
         """Asks the container that serves a slice."""
 
         def work() -> _T:
@@ -233,7 +252,7 @@ class Client:
 
         return self._retry(work)
 
-    def find_rows(self, message: FindRows, home: int, keys: pa.RecordBatch) -> pa.Table:
+    def find_rows(self, message: FindRows, home: SliceId, keys: pa.RecordBatch) -> pa.Table:
         """The rows of a table whose keys are there."""
         sliced = SlicedBatch(keys, counts_of(home, self.placement().slices, keys.num_rows))
         batch = self.ask_home(home, lambda connection: connection.exchange(message, [sliced]).batch)
@@ -242,8 +261,7 @@ class Client:
 
     def close(self) -> None:
         self._closed = True
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
+        self.runtime.close()
         with self._lock:
             for connection in self._connections.values():
                 connection.close()
@@ -265,23 +283,38 @@ class Client:
                 self._connections[info.address] = self._dial(info.address)
             return self._connections[info.address]
 
-    def _retry(self, work: Callable[[], _T]) -> _T:
-        """Does the work; when a container is away or a slice has moved, asks anew where they are, and retries."""
-        deadline = time.monotonic() + RETRY_S_MAX
+    def _retry(self, work: Callable[[], _T], code: str = "") -> _T:
+        """Does the work; when a container is away or a slice has moved, asks anew where they are, and retries.
+
+        Where it brings `code` of the user's, the end of several containers is the code's doing.
+        """
+        deadline = self.runtime.now() + RETRY_S_MAX
+        pause, longest = RETRY_PAUSE_S
+        ended: set[int] = set()
         while True:
             try:
                 return work()
             except (Unavailable, Moved):
-                if time.monotonic() > deadline or self._closed:
+                if self.runtime.now() > deadline or self._closed:
                     raise
                 with self._lock:
-                    self._placement = None
-                time.sleep(RETRY_PAUSE_S)
+                    before, self._placement = self._placement, None
+                self.runtime.sleep(pause)
+                pause = min(2 * pause, longest)
+                if code and before is not None:
+                    ended |= _pids(before) - _pids(self.placement())
+                if len(ended) >= DEATHS_MAX:
+                    raise CodeFailed(
+                        f"{len(ended)} containers ended while they ran {code!r}",
+                        hint="mend the function, or give the pond more memory; containers' logs are under the root",
+                    ) from None
 
     def _map(self, work: Callable[[Any], _T], items: list[Any]) -> list[_T]:
-        if self._pool is None or len(items) <= 1:
-            return [work(item) for item in items]
-        return list(self._pool.map(work, items))
+        return self.runtime.map(work, items)
+
+
+def _pids(placement: Placement) -> set[int]:
+    return {info.pid for info in placement.containers}
 
 
 def _parts(rows: int, nbytes: int, rows_max: int) -> list[tuple[int, int]]:

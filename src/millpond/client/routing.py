@@ -14,7 +14,7 @@ from millpond.kernels.partition import inverse, place
 from millpond.stores.keys import Keys
 from millpond.stores.rows import restore
 from millpond.wire.connection import SlicedBatch
-from millpond.wire.messages import Placement
+from millpond.wire.house import Placement
 
 
 class Route(NamedTuple):
@@ -24,7 +24,7 @@ class Route(NamedTuple):
     starts: npt.NDArray[np.int64]
 
 
-class Portion(NamedTuple):
+class ContainerRows(NamedTuple):
     """The rows for one container, and their positions in slice order."""
 
     container: int
@@ -44,7 +44,7 @@ def arrange(columns: Sequence[pa.Array], places: npt.NDArray[np.int64]) -> list[
 
 def split(
     route: Route, schema: pa.Schema, columns: Sequence[pa.Array], placement: Placement
-) -> list[Portion]:
+) -> list[ContainerRows]:
     """Cuts columns, which are in slice order already, into one batch for each container that has rows."""
     batch = pa.RecordBatch.from_arrays(list(columns), schema=schema)
     counts = np.diff(route.starts).astype(np.int32)
@@ -57,7 +57,7 @@ def split(
         parts = [batch.slice(start, stop - start) for start, stop in runs]
         rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
         positions = np.concatenate([np.arange(start, stop) for start, stop in runs])
-        portions.append(Portion(container, SlicedBatch(rows, own_counts), positions))
+        portions.append(ContainerRows(container, SlicedBatch(rows, own_counts), positions))
     return portions
 
 
@@ -69,7 +69,7 @@ def _runs(mine: npt.NDArray[np.bool_], starts: npt.NDArray[np.int64]) -> list[tu
 
 
 def gather(
-    portions: Sequence[Portion], answers: Sequence[pa.RecordBatch], places: npt.NDArray[np.int64]
+    portions: Sequence[ContainerRows], answers: Sequence[pa.RecordBatch], places: npt.NDArray[np.int64]
 ) -> list[pa.Array]:
     """The answers of all portions, column by column, in the order that the rows had before they were routed."""
     positions = np.concatenate([portion.positions for portion in portions])

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import symtable
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -42,17 +42,27 @@ class Code(msgspec.Struct, frozen=True):
     constants: dict[str, tuple[str, str]] = {}
     modules: dict[str, str] = {}
 
-    def load(self, wrap: Callable[[FunctionType], Any] = lambda function: function) -> Any:
-        """The function; it and those that it calls go through `wrap`."""
+    def load(
+        self,
+        wrap: Callable[[FunctionType], Any] = lambda function: function,
+        rewrite: Callable[[ast.Module], ast.Module] = lambda tree: tree,
+        given: Mapping[str, Any] | None = None,
+        modules: Mapping[str, ModuleType] | None = None,
+    ) -> Any:
+        """The function; it and those that it calls go through `wrap`, the source of all through `rewrite`.
+
+        `given` are global names that `rewrite` uses, `modules` stand for those of the same name.
+        """
         names: dict[str, Any] = {
             name: CONSTANTS[kind](text) for name, (kind, text) in self.constants.items() if kind in CONSTANTS
         }
         for alias, module in self.modules.items():
             if module not in MODULES:
                 raise BadRule(f"a rule may not import {module!r}", rule=self.name)
-            names[alias] = importlib.import_module(module)
+            names[alias] = (modules or {}).get(module) or importlib.import_module(module)
         try:
-            exec(compile(self.source, f"<rule {self.name}>", "exec"), names)  # noqa: S102 - what a rule is
+            tree = ast.fix_missing_locations(rewrite(ast.parse(self.source)))
+            exec(compile(tree, f"<rule {self.name}>", "exec"), names)  # noqa: S102 - what a rule is
         except SyntaxError as error:
             raise BadRule(f"the rule {self.name!r} cannot be read: {error}", rule=self.name) from None
         if not isinstance(names.get(self.name), FunctionType):
@@ -60,6 +70,7 @@ class Code(msgspec.Struct, frozen=True):
         for name, value in list(names.items()):
             if isinstance(value, FunctionType):
                 names[name] = wrap(value)
+        names.update(given or {})
         return names[self.name]
 
 

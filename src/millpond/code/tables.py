@@ -103,7 +103,7 @@ class TransactionCode(msgspec.Struct, frozen=True):
     results: str = ""
 
 
-class ProgramCode(msgspec.Struct, frozen=True):
+class TransactionSetCode(msgspec.Struct, frozen=True):
     """Transaction functions by kind, over tables by name."""
 
     kinds: dict[str, TransactionCode]

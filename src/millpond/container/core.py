@@ -1,275 +1,341 @@
 """The container's core: a state machine without sockets, files or clock.
 
 An epoch passes through it in three steps. *Stage* keeps rows aside, under the attempt that sent them.
-*Prepare* picks the attempts that count and gives back a log record, which the shell makes durable and
-returns by `appended`. *Apply* makes the rows visible, once the coordinator has decided the epoch.
+*Prepare* picks the attempts that count and has the holding do all that may fail; the shell makes the record durable.
+*Apply* makes the epoch visible, once the coordinator has decided it. Slices come by `install` and go by `release`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-import pyarrow as pa
-
-from millpond.code.rules import FetchRule
-from millpond.container.group import HeldGroup
-from millpond.container.held import HeldState, Record, Runner, run_serially
-from millpond.errors import BadMessage, GroupBroken, StageLost, UnknownState
+from millpond.container.holdings import holding_of
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
+from millpond.errors import BadMessage, ResidentBroken, StageLost, UnknownState
+from millpond.wire.base import SliceId, Term, Turn
 from millpond.wire.connection import SlicedBatch
-from millpond.wire.messages import Apply, GroupSpec, Prepare, Prepared, Spec, Stage, Staged
+from millpond.wire.epochs import Apply, Prepare, Prepared, Stage, StageDone
+from millpond.wire.specs import Resident
 
 # Of one partition: the one that counts, its speculative twin, and some zombies.
 ATTEMPTS_KEPT = 8
-
-
-class Append(NamedTuple):
-    """An effect: make `record` durable as number `seq` of the log, then call `appended`."""
-
-    seq: int
-    record: Record
+# What was staged by a driver that never came back is let go after so long.
+STAGED_S_MAX = 3600.0
+STAGED_BYTES_MAX = 4 << 30
+# A checkpoint waits so long for a slice in which an epoch runs.
+BUSY_S_MAX = 0.5
 
 
 class StagedPart(NamedTuple):
-    batches: list[SlicedBatch]
+    parts: list[CheckedRows]
     digest: int
+    at_s: float
+
+
+class Logged(NamedTuple):
+    """An epoch that is prepared: durable as number `seq` of the log, and not decided as far as is known here."""
+
+    seq: int
+    ready: Ready
 
 
 class CheckpointPlan(NamedTuple):
-    """Every log record up to `covered` is applied; `vector` is where each writer stood then."""
+    """Every log record up to `covered` is applied or void.
+
+    `dirty` are the slices to snapshot; `clean` those that are as their snapshots hold them, with where writers stood,
+    by the resident's name on disk. Those that are `behind` go on resting on the log: torn, broken or busy.
+    """
 
     covered: int
-    dirty: list[tuple[str, int]]
-    vector: dict[str, dict[str, int]]
+    dirty: list[tuple[Holding[Any], SliceId]]
+    clean: dict[tuple[str, SliceId], dict[str, Turn]]
+    behind: set[tuple[str, SliceId]]
 
 
 class Core:
-    """Bookkeeping is guarded by one lock, held briefly; the work on slices by a lock each."""
+    """Bookkeeping is guarded by one lock, held briefly; the work on slices by a lock each.
 
-    def __init__(
-        self,
-        container: int,
-        term: int,
-        slices: list[int],
-        pond_slices: int,
-        run: Runner = run_serially,
-        threads: int = 1,
-    ) -> None:
+    The caller sees to it that steps of one resident's epochs do not overlap.
+    """
+
+    def __init__(self, container: int, term: Term, pond_slices: int, means: Means | None = None) -> None:
         self.container = container
         self.term = term
-        self.owned = sorted(slices)
         self.pond_slices = pond_slices
-        self.states: dict[str, HeldState | HeldGroup] = {}
-        self.vector: dict[str, dict[str, int]] = {}
+        self.owned: set[SliceId] = set()
+        self.holdings: dict[str, Holding[Any]] = {}
         self.rows_applied = 0
         self.rows_fetched = 0
-        self.threads = threads
-        self._run = run
+        self.seq = 0
+        self._means = means or Means()
         self._lock = threading.Lock()
-        self._staged: dict[tuple[str, str, int], dict[tuple[int, int], StagedPart]] = {}
-        self._pending: dict[tuple[str, str], Append] = {}
-        self._seq = 0
+        self._staged: dict[tuple[str, str, Turn], dict[tuple[int, int], StagedPart]] = {}
+        self._logged: dict[str, Logged] = {}
+        # Numbers of records that are written while their epochs still run.
+        self._numbered: dict[str, int] = {}
+        # Of each resident, the lowest number that still counts.
+        self._ballots: dict[str, int] = {}
 
-    def add_state(self, spec: Spec) -> HeldState | HeldGroup:
+    # Residents and slices
+
+    def add(self, resident: Resident) -> Holding[Any]:
+        """A resident that is new, or has grown."""
         with self._lock:
-            if spec.name not in self.states:
-                self.states[spec.name] = (
-                    HeldGroup(spec, self.owned, self.pond_slices, self.threads)
-                    if isinstance(spec, GroupSpec)
-                    else HeldState(spec, self.owned, self.pond_slices)
-                )
-                self.vector[spec.name] = {}
-            held = self.states[spec.name]
-        if isinstance(held, HeldGroup) and isinstance(spec, GroupSpec):
-            held.extend(spec)
-        if held.spec != spec:
-            raise BadMessage(f"state {spec.name} is held here with another schema")
-        return held
+            holding = self.holdings.get(resident.spec.name)
+            if holding is None or holding.resident.born < resident.born:
+                holding = holding_of(resident, self.pond_slices, self._means)
+                holding.slices = {number: holding.new_slice() for number in holding.places(self.owned)}
+                self.holdings[resident.spec.name] = holding
+                return holding
+        if holding.resident.born == resident.born:
+            holding.extend(resident)
+        return holding
 
-    def held(self, name: str) -> HeldState | HeldGroup:
+    def drop(self, name: str, born: int) -> Holding[Any] | None:
+        """Lets go of a resident; of a later one of the same name nothing."""
+        with self._lock:
+            holding = self.holdings.get(name)
+            if holding is None or holding.resident.born > born:
+                return None
+            del self.holdings[name]
+            self._logged.pop(name, None)
+            for key in [key for key in self._staged if key[0] == name]:
+                del self._staged[key]
+            return holding
+
+    def install(self, slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]]) -> None:
+        """These slices are served from now on: of each, what was rebuilt of each resident. New ones begin empty."""
+        with self._lock:
+            for holding in self.holdings.values():
+                held = dict(holding.slices)
+                for number in holding.places(slices):
+                    held[number] = slices[number].get(holding.name) or holding.new_slice()
+                holding.slices = held
+            self.owned |= set(slices)
+
+    def release(self, slices: list[SliceId]) -> None:
+        """These slices are served no more. What was prepared with them counts for nothing."""
+        with self._lock:
+            gone = set(slices)
+            self.owned -= gone
+            for name, holding in self.holdings.items():
+                if gone.intersection(holding.slices):
+                    holding.slices = {n: held for n, held in holding.slices.items() if n not in gone}
+                    for key in [key for key in self._staged if key[0] == name]:
+                        del self._staged[key]
+
+    def holding(self, name: str) -> Holding[Any]:
         try:
-            return self.states[name]
+            return self.holdings[name]
         except KeyError:
-            raise UnknownState(f"there is no state {name!r} in this pond", state=name) from None
-
-    def state(self, name: str) -> HeldState:
-        held = self.held(name)
-        if isinstance(held, HeldGroup):
-            raise UnknownState(f"{name!r} is a group of tables, not a state", state=name)
-        return held
-
-    def group(self, name: str) -> HeldGroup:
-        held = self.held(name)
-        if isinstance(held, HeldState):
-            raise UnknownState(f"{name!r} is a state, not a group of tables", state=name)
-        return held
+            raise UnknownState(f"there is no {name!r} in this pond", state=name) from None
 
     # An epoch's way in
 
-    def stage(self, message: Stage, batches: Iterator[SlicedBatch]) -> Staged:
+    def stage(self, message: Stage, batches: Iterator[SlicedBatch], now_s: float) -> StageDone:
         """Keeps rows aside. The same attempt sent again replaces what it sent before."""
-        held = self.held(message.state)
-        kept: list[SlicedBatch] = []
+        holding = self.holding(message.resident)
+        parts: list[CheckedRows] = []
         digest = 0
         for sliced in batches:
-            digest += held.digest(sliced)
-            kept.append(sliced)
+            checked, own = holding.check(sliced)
+            digest += own
+            parts.append(checked)
         digest %= 1 << 64
         with self._lock:
             # What comes after its epoch was applied is a zombie's, and nobody will ask for it.
-            if message.epoch > self.vector[message.state].get(message.writer, -1):
+            if not self._is_applied(holding, message.writer, message.turn):
                 # An epoch begins when the one before is decided: nobody will ask for that one's any more.
-                self._forget_staged(message.state, message.writer, message.epoch - 1)
-                parts = self._staged.setdefault((message.state, message.writer, message.epoch), {})
-                parts[message.partition, message.attempt] = StagedPart(kept, digest)
-                others = [key for key in parts if key[0] == message.partition]
+                self._forget_staged(message.resident, message.writer, before=message.turn)
+                attempts = self._staged.setdefault((message.resident, message.writer, message.turn), {})
+                attempts[message.partition, message.attempt] = StagedPart(parts, digest, now_s)
+                others = [key for key in attempts if key[0] == message.partition]
                 for key in others[:-ATTEMPTS_KEPT]:
-                    del parts[key]
-        return Staged(rows=sum(sliced.batch.num_rows for sliced in kept), digest=digest)
+                    del attempts[key]
+                self._bound_staged((message.resident, message.writer, message.turn))
+        return StageDone(rows=sum(part.batch.num_rows for part in parts), digest=digest)
 
-    def prepare(self, message: Prepare) -> Append | Prepared:
-        """The record to append, or the answer itself if the same rows are prepared already."""
-        self.held(message.state)
+    def begin(self, message: Prepare) -> Record | Prepared:
+        """The record to prepare, or the answer itself if it is prepared already. What was prepared before is void."""
+        holding = self.holding(message.resident)
+        if holding.broken is not None:
+            raise holding.broken
         with self._lock:
-            applied = self.vector[message.state].get(message.writer, -1)
-            if message.epoch <= applied:
-                raise BadMessage(f"epoch {message.epoch} of {message.writer} is applied already")
-            parts = self._staged.get((message.state, message.writer, message.epoch), {})
-            chosen = [parts.get(attempt) for attempt in sorted(message.attempts.items())]
+            if self._is_applied(holding, message.writer, message.turn):
+                raise BadMessage(f"epoch {message.turn} of {message.writer} is applied already")
+            logged = self._logged.get(message.resident)
+            if logged is not None and logged.ready.record.ballot == message.ballot:
+                return self._prepared(logged.ready.record)
+            if message.ballot < self._ballots.get(message.resident, 0):
+                raise StageLost(f"epoch {message.turn} was asked for too late", container=self.container)
+            self._ballots[message.resident] = message.ballot
+            attempts = self._staged.get((message.resident, message.writer, message.turn), {})
+            chosen = [attempts.get(attempt) for attempt in sorted(message.attempts.items())]
             if None in chosen:
                 raise StageLost(
-                    f"container {self.container} does not hold what was staged for epoch {message.epoch}",
+                    f"container {self.container} does not hold what was staged for epoch {message.turn}",
                     container=self.container,
                 )
-            record = Record(
-                message.state,
-                message.writer,
-                message.epoch,
-                sum(part.digest for part in chosen if part) % (1 << 64),
-                [sliced for part in chosen if part for sliced in part.batches],
-                message.transactions,
-            )
-            pending = self._pending.get((message.state, message.writer))
-            # Records run again in the order of the log: one that others were logged after is logged once more.
-            if pending and pending.seq == self._seq and _same(pending.record, record):
-                return self._prepared(pending.record)
-            self._seq += 1
-            return Append(self._seq, record)
+            parts = [part for staged in chosen if staged for part in staged.parts]
+        self._undo(message.resident, message.ballot)
+        digest = sum(staged.digest for staged in chosen if staged) % (1 << 64)
+        return Record(
+            message.resident, message.writer, message.turn, message.ballot, digest, message.work, parts
+        )
 
-    def appended(self, append: Append) -> Prepared:
-        """The record is durable. A record of the same epoch that was prepared before is void."""
+    def number(self, resident: str) -> int:
+        """The number of the resident's next record. From here on no checkpoint covers it, until it is `logged`."""
         with self._lock:
-            record = append.record
-            self._pending[record.state, record.writer] = append
+            self._numbered[resident] = self.seq + 1
+            return self.seq + 1
+
+    def logged(self, seq: int, ready: Ready) -> Prepared:
+        """The record is durable under that number, and all that may fail is done."""
+        with self._lock:
+            record = ready.record
+            self._numbered.pop(record.resident, None)
+            self._logged[record.resident] = Logged(seq, ready)
             # The attempts that count are in the record now; the others were zombies'.
-            self._forget_staged(record.state, record.writer, record.epoch)
+            self._forget_staged(record.resident, record.writer, upto=record.turn)
             return self._prepared(record)
 
-    def discard(self, state: str, writer: str, epoch: int) -> None:
+    def refused(self, record: Record) -> None:
+        """The record could not be prepared: whoever tries again stages again."""
+        with self._lock:
+            self._numbered.pop(record.resident, None)
+            self._forget_staged(record.resident, record.writer, upto=record.turn)
+
+    def discard(self, resident: str, ballot: int) -> None:
         """Forgets a prepared epoch. Its record stays in the log, undecided, until the log is truncated."""
         with self._lock:
-            pending = self._pending.get((state, writer))
-            if pending is not None and pending.record.epoch == epoch:
-                del self._pending[state, writer]
-            self._forget_staged(state, writer, epoch)
+            self._ballots[resident] = max(ballot + 1, self._ballots.get(resident, 0))
+        self._undo(resident, ballot + 1)
 
-    def append_failed(self, append: Append) -> None:
-        """The record may or may not be in the log: the next one takes its number and replaces it."""
+    def _undo(self, resident: str, below: int) -> None:
+        """What was prepared under a number below that will not be decided."""
         with self._lock:
-            self._seq = append.seq - 1
+            logged = self._logged.get(resident)
+            if logged is None or logged.ready.record.ballot >= below:
+                return
+            del self._logged[resident]
+        self.holding(resident).undo(logged.ready)
 
     def apply(self, message: Apply) -> int:
         """Makes a prepared epoch visible; an epoch that is visible already changes nothing. Returns its rows."""
-        held = self.held(message.state)
+        holding = self.holding(message.resident)
         with self._lock:
-            if message.epoch <= self.vector[message.state].get(message.writer, -1):
+            if self._is_applied(holding, message.writer, message.turn):
                 return 0
-            pending = self._pending.get((message.state, message.writer))
-        if pending is None or pending.record.epoch != message.epoch:
+            logged = self._logged.get(message.resident)
+        if logged is None or logged.ready.record.ballot != message.ballot:
             raise StageLost(
-                f"container {self.container} has not prepared epoch {message.epoch}", container=self.container
+                f"container {self.container} has not prepared epoch {message.turn}", container=self.container
             )
-        rows = held.apply(pending.record, self.owned, self._run)
+        if any(held.torn for held in holding.slices.values()):
+            # Not `Unavailable`: waiting does not help, the container has to begin anew.
+            raise StageLost(
+                f"epoch {message.turn} failed half-way in container {self.container}",
+                container=self.container,
+            )
+        rows = holding.apply(logged.ready)
         with self._lock:
-            self.vector[message.state][message.writer] = message.epoch
-            if self._pending.get((message.state, message.writer)) is pending:
-                del self._pending[message.state, message.writer]
-            self._forget_staged(message.state, message.writer, message.epoch)
+            if self._logged.get(message.resident) is logged:
+                del self._logged[message.resident]
+            self._forget_staged(message.resident, message.writer, upto=message.turn)
             self.rows_applied += rows
         return rows
 
-    def replay(self, record: Record, logged: Iterable[int]) -> int:
-        """Applies a decided record when recovering, from a log of the slices `logged`. Returns the rows that were new.
-
-        The record tells nothing about other slices: their part of the epoch is in another log.
-        """
-        among = sorted(set(self.owned) & set(logged))
-        try:
-            rows = self.held(record.state).apply(record, among, self._run)
-        except GroupBroken:
-            rows = 0  # the group says so to whoever asks; all else here comes back
-        vector = self.vector[record.state]
-        vector[record.writer] = max(vector.get(record.writer, -1), record.epoch)
-        return rows
-
-    # Questions
-
-    def fetch(self, state: str, rule: FetchRule, sliced: SlicedBatch) -> pa.RecordBatch:
-        answer = self.state(state).fetch(sliced, rule, self._run)
-        self.rows_fetched += answer.num_rows
-        return answer
-
-    # Checkpoints
+    # Upkeep
 
     def plan_checkpoint(self) -> CheckpointPlan:
         with self._lock:
-            covered = min((append.seq - 1 for append in self._pending.values()), default=self._seq)
-            vector = {state: dict(writers) for state, writers in self.vector.items()}
-        dirty = [
-            (name, number)
-            for name, state in sorted(self.states.items())
-            for number in sorted(state.slices)
-            if state.slices[number].dirty
-        ]
-        return CheckpointPlan(covered, dirty, vector)
+            unfinished = [*(logged.seq for logged in self._logged.values()), *self._numbered.values()]
+            covered = min((seq - 1 for seq in unfinished), default=self.seq)
+            holdings = [holding for _, holding in sorted(self.holdings.items())]
+        plan = CheckpointPlan(covered, [], {}, set())
+        for holding in holdings:
+            for number, held in sorted(holding.slices.items()):
+                # Not a slice in which user code runs for long: it stays behind, and all others go on.
+                if holding.broken is not None or not held.lock.acquire(timeout=BUSY_S_MAX):
+                    plan.behind.add((holding.resident.id, number))
+                    continue
+                try:
+                    if held.torn:
+                        plan.behind.add((holding.resident.id, number))
+                    elif held.dirty:
+                        plan.dirty.append((holding, number))
+                    else:
+                        plan.clean[holding.resident.id, number] = dict(held.vector)
+                finally:
+                    held.lock.release()
+        return plan
 
-    def broken(self) -> bool:
-        """Whether a group could not run an epoch that was decided."""
-        return any(
-            isinstance(held, HeldGroup) and held.broken is not None for held in list(self.states.values())
-        )
+    def expire(self, now_s: float) -> None:
+        """Lets go of rows that were staged long ago: whoever comes for them is told to stage again."""
+        with self._lock:
+            for key, attempts in list(self._staged.items()):
+                for attempt in [a for a, part in attempts.items() if now_s - part.at_s > STAGED_S_MAX]:
+                    del attempts[attempt]
+                if not attempts:
+                    del self._staged[key]
+
+    def _bound_staged(self, newest: tuple[str, str, Turn]) -> None:
+        """Lets go of what was staged longest ago by others, beyond a bound. The caller holds the lock."""
+        sizes = {
+            key: sum(part.batch.nbytes for staged in attempts.values() for part in staged.parts)
+            for key, attempts in self._staged.items()
+        }
+        ages = {
+            key: max(staged.at_s for staged in attempts.values()) for key, attempts in self._staged.items()
+        }
+        total = sum(sizes.values())
+        for key in sorted(sizes, key=lambda key: ages[key]):
+            if total <= STAGED_BYTES_MAX:
+                return
+            if key != newest:
+                del self._staged[key]
+                total -= sizes[key]
 
     def staged_rows(self) -> int:
         with self._lock:
-            parts = [part for attempts in self._staged.values() for part in attempts.values()]
-        return sum(sliced.batch.num_rows for part in parts for sliced in part.batches)
+            staged = [part for attempts in self._staged.values() for part in attempts.values()]
+        return sum(part.batch.num_rows for each in staged for part in each.parts)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant does not hold. For tests."""
-        for name, state in self.states.items():
-            assert sorted(state.slices) == state.places(self.owned), name
-            for number, held in state.slices.items():
-                held.store.validate()
-                for writer, epoch in held.vector.items():
-                    assert epoch <= self.vector[name].get(writer, -1), (name, number, writer)
-        for (name, writer), append in self._pending.items():
-            assert append.record.epoch > self.vector[name].get(writer, -1), (name, writer)
-            assert 0 < append.seq <= self._seq
+        for name, holding in self.holdings.items():
+            assert sorted(holding.slices) == holding.places(self.owned), name
+            assert not any(held.torn for held in holding.slices.values()), name
+            holding.validate()
+            logged = self._logged.get(name)
+            undecided = [held for held in holding.slices.values() if held.undecided is not None]
+            assert not undecided or logged is not None, name
+            if logged is not None:
+                assert 0 < logged.seq <= self.seq, name
+                assert not self._is_applied(holding, logged.ready.record.writer, logged.ready.record.turn)
 
-    def _forget_staged(self, state: str, writer: str, epoch: int) -> None:
-        """Lets go of what was staged up to that epoch. The caller holds the lock."""
-        for key in [key for key in self._staged if key[:2] == (state, writer) and key[2] <= epoch]:
-            del self._staged[key]
+    def _is_applied(self, holding: Holding[Any], writer: str, turn: Turn) -> bool:
+        applied = holding.applied(writer)
+        return applied is not None and applied >= turn
+
+    def _forget_staged(
+        self, resident: str, writer: str, before: Turn | None = None, upto: Turn | None = None
+    ) -> None:
+        """Lets go of what was staged for turns before that one, or up to it. The caller holds the lock."""
+        for key in [key for key in self._staged if key[:2] == (resident, writer)]:
+            if (before is not None and key[2] < before) or (upto is not None and key[2] <= upto):
+                del self._staged[key]
 
     def _prepared(self, record: Record) -> Prepared:
         return Prepared(term=self.term, rows=record.rows, digest=record.digest)
 
 
-def _same(prepared: Record, record: Record) -> bool:
-    """Whether two records of a writer are of the same epoch and content, and run by the same program."""
-    return (prepared.epoch, prepared.digest, prepared.transactions) == (
-        record.epoch,
-        record.digest,
-        record.transactions,
+def broken(name: str, what: str, error: BaseException) -> ResidentBroken:
+    """Why a resident does not answer, though all that was acknowledged is in the log."""
+    return ResidentBroken(
+        f"{name!r} could not be rebuilt: {what}: {type(error).__name__}: {error}",
+        hint="nothing is lost: open the pond again when the cause is mended, such as too little memory",
+        resident=name,
     )

@@ -1,8 +1,8 @@
 """Where a container's files are, and what is in them.
 
-    containers/t00000003-c0000/manifest.arrow      what this incarnation stands on
+    containers/t00000003-c0000/manifest.arrow      what the slices of this incarnation rest on
     containers/t00000003-c0000/000000000017.arrow  one log record: the rows of one epoch
-    snapshots/STATE/s00042-t00000003-n000001.arrow one slice of one State
+    snapshots/NAME.BORN/s00042-t00000003-n000001.arrow one slice of one resident
 
 A container that is started again is a new incarnation with a new term and a directory of its own; it never
 writes to another's.
@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millpond.container.held import Record
+from millpond.container.holdings.base import CheckedRows, Record
 from millpond.durable.arrow_files import durable_names, read_metadata, read_table_file, write_table_file
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.wire.connection import SlicedBatch
-from millpond.wire.messages import Transactions
+from millpond.wire.base import Term, Turn
+from millpond.wire.specs import Work
 
 CONTAINERS: Final = "containers"
 SNAPSHOTS: Final = "snapshots"
@@ -35,51 +35,66 @@ _SNAPSHOT = re.compile(r"s(\d{5})-t\d{8}-n\d{6}\.arrow")
 _RECORD = re.compile(r"(\d{12})\.arrow")
 
 
-class Needed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The log of an earlier incarnation as its successor found it: decided up to record `last`.
+class LogSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Records of one incarnation's log: those after `after`, up to `last`; to the end while it is still written.
 
-    `skipped` are records that were never decided. Their epochs may be decided later with other rows, in
-    another log: what they are can be told only now.
+    `skipped` were never decided. Their epochs may be decided later with other rows, in another log: what they are
+    can be told only when the span is closed.
     """
 
-    last: int
-    skipped: list[int]
+    directory: str
+    after: int
+    last: int | None = None
+    skipped: list[int] = []
+
+
+class Ground(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one slice rests on: by resident a snapshot and where writers stood in it; then logs, oldest first.
+
+    Residents that are `behind` could not be snapshotted: they rest on logs that the others need no more.
+    """
+
+    snapshots: dict[str, str] = {}
+    vectors: dict[str, dict[str, Turn]] = {}
+    logs: list[LogSpan] = []
+    behind: dict[str, list[LogSpan]] = {}
+
+    @property
+    def spans(self) -> list[LogSpan]:
+        """All that must be kept for it."""
+        return [*self.logs, *(span for spans in self.behind.values() for span in spans)]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one incarnation of a container stands on.
+    """What the slices of one incarnation of a container rest on."""
 
-    Log records up to `covered` are in the snapshots and gone; `vector` tells where each writer stood then.
-    `needs` are the directories of earlier incarnations whose records are in no snapshot yet.
-    """
-
-    term: int
+    term: Term
     container: int
-    slices: list[int]
-    covered: int
-    vector: dict[str, dict[str, int]]
-    snapshots: dict[str, dict[int, str]]
-    needs: dict[str, Needed]
+    slices: dict[int, Ground]
 
 
 class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A log record without its rows. `counts[batch][slice]` rows each.
 
-    `transactions` are in MessagePack: JSON has no infinity, which may be a default.
+    `work` is in MessagePack: JSON has no infinity, which may be a default.
     """
 
-    state: str
+    resident: str
     writer: str
-    epoch: int
+    turn: Turn
+    ballot: int
     digest: int
     counts: list[list[int]]
-    transactions: bytes | None = None
+    work: bytes
+
+    @property
+    def name(self) -> str:
+        return self.resident.rpartition(".")[0]
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    state: str
+    resident: str
     slice_id: int
-    vector: dict[str, int]
 
 
 def directory_name(term: int, container: int) -> str:
@@ -90,6 +105,15 @@ def term_of(directory: str) -> int:
     match = _DIRECTORY.fullmatch(directory)
     assert match is not None
     return int(match[1])
+
+
+def is_directory(name: str) -> bool:
+    return _DIRECTORY.fullmatch(name) is not None
+
+
+def is_directory_of(name: str, container: int) -> bool:
+    match = _DIRECTORY.fullmatch(name)
+    return match is not None and int(match[2]) == container
 
 
 def incarnations(files: Files, root: str) -> list[str]:
@@ -116,15 +140,21 @@ def record_path(root: str, directory: str, seq: int) -> str:
     return os.path.join(root, CONTAINERS, directory, f"{seq:012d}.arrow")
 
 
-def record_numbers(files: Files, root: str, directory: str, covered: int, last: int = 0) -> list[int]:
-    """Numbers of the log records after `covered`; CorruptFile if one is missing in between, or up to `last`."""
-    base = os.path.join(root, CONTAINERS, directory)
+def record_numbers(files: Files, root: str, span: LogSpan) -> list[int]:
+    """Numbers of the log records of a span; CorruptFile if one is missing in between.
+
+    Those that were skipped are not asked for: nobody vouches for them, and a crash may have taken them.
+    """
+    base = os.path.join(root, CONTAINERS, span.directory)
     matches = (_RECORD.fullmatch(name) for name in durable_names(files, base))
-    numbers = sorted(seq for match in matches if match and (seq := int(match[1])) > covered)
-    through = max(last, max(numbers, default=0))
-    missing = set(range(covered + 1, through + 1)).difference(numbers)
+    numbers = sorted(seq for match in matches if match and (seq := int(match[1])) > span.after)
+    if span.last is not None:
+        numbers = [seq for seq in numbers if seq <= span.last]
+    numbers = [seq for seq in numbers if seq not in span.skipped]
+    wanted = set(range(span.after + 1, (span.last or max(numbers, default=0)) + 1)).difference(span.skipped)
+    missing = wanted.difference(numbers)
     if missing:
-        path = record_path(root, directory, min(missing))
+        path = record_path(root, span.directory, min(missing))
         raise CorruptFile(
             f"{path} is missing from the log", hint="restore the file from a backup copy", path=path
         )
@@ -132,18 +162,19 @@ def record_numbers(files: Files, root: str, directory: str, covered: int, last: 
 
 
 def write_record(
-    files: Files, root: str, directory: str, seq: int, record: Record, schema: pa.Schema
+    files: Files, root: str, directory: str, seq: int, record: Record, resident: str, schema: pa.Schema
 ) -> None:
     head = RecordHead(
-        record.state,
+        resident,
         record.writer,
-        record.epoch,
+        record.turn,
+        record.ballot,
         record.digest,
-        [sliced.counts.tolist() for sliced in record.batches],
-        None if record.transactions is None else msgspec.msgpack.encode(record.transactions),
+        [part.counts.tolist() for part in record.parts],
+        msgspec.msgpack.encode(record.work),
     )
-    batches = [sliced.batch for sliced in record.batches]
     path = record_path(root, directory, seq)
+    batches = [part.batch for part in record.parts]
     write_table_file(files, path, "log", schema, batches, _metadata("record", head, path))
 
 
@@ -157,30 +188,28 @@ def read_record(
     root: str,
     directory: str,
     seq: int,
-    schema_of: Callable[[Sequence[str], Transactions | None], pa.Schema],
+    schema_of: Callable[[Sequence[str], Work], pa.Schema],
 ) -> Record:
     path = record_path(root, directory, seq)
     batches, found, metadata = read_table_file(files, path)
     head = _parse(metadata, "record", RecordHead, path)
-    transactions = None
-    if head.transactions is not None:
-        try:
-            transactions = msgspec.msgpack.decode(head.transactions, type=Transactions)
-        except msgspec.DecodeError as error:
-            raise CorruptFile(f"{path} does not hold transactions: {error}", path=path) from None
-    if not found.equals(schema_of(found.names, transactions)) or [sum(counts) for counts in head.counts] != [
+    try:
+        work: Work = msgspec.msgpack.decode(head.work, type=Work)
+    except msgspec.DecodeError as error:
+        raise CorruptFile(f"{path} does not say what its rows are for: {error}", path=path) from None
+    if not found.equals(schema_of(found.names, work)) or [sum(counts) for counts in head.counts] != [
         len(batch) for batch in batches
     ]:
-        raise CorruptFile(f"{path} does not hold rows of state {head.state}", path=path)
-    sliced = [
-        SlicedBatch(batch, np.asarray(counts, dtype=np.int32))
+        raise CorruptFile(f"{path} does not hold rows of {head.name}", path=path)
+    parts = [
+        CheckedRows(batch, np.asarray(counts, dtype=np.int32))
         for batch, counts in zip(batches, head.counts, strict=True)
     ]
-    return Record(head.state, head.writer, head.epoch, head.digest, sliced, transactions)
+    return Record(head.name, head.writer, head.turn, head.ballot, head.digest, work, parts)
 
 
-def snapshot_directory(root: str, state: str) -> str:
-    return os.path.join(root, SNAPSHOTS, state)
+def snapshot_directory(root: str, resident: str) -> str:
+    return os.path.join(root, SNAPSHOTS, resident)
 
 
 def snapshot_name(slice_id: int, term: int, number: int) -> str:
@@ -202,20 +231,20 @@ def write_snapshot(
     schema: pa.Schema,
     batches: Sequence[pa.RecordBatch],
 ) -> None:
-    path = os.path.join(snapshot_directory(root, head.state), name)
+    path = os.path.join(snapshot_directory(root, head.resident), name)
     write_table_file(files, path, "snapshot", schema, batches, _metadata("snapshot", head, path))
 
 
 def read_snapshot(
-    files: Files, root: str, state: str, slice_id: int, name: str, schema: pa.Schema
-) -> tuple[list[pa.RecordBatch], dict[str, int]]:
-    """The rows of a slice, and its progress vector."""
-    path = os.path.join(snapshot_directory(root, state), name)
+    files: Files, root: str, resident: str, slice_id: int, name: str, schema: pa.Schema
+) -> list[pa.RecordBatch]:
+    """The rows of a slice."""
+    path = os.path.join(snapshot_directory(root, resident), name)
     batches, found, metadata = read_table_file(files, path)
     head = _parse(metadata, "snapshot", SnapshotHead, path)
-    if head.state != state or head.slice_id != slice_id or not found.equals(schema):
-        raise CorruptFile(f"{path} is not a snapshot of slice {slice_id} of state {state}", path=path)
-    return batches, head.vector
+    if (head.resident, head.slice_id) != (resident, slice_id) or not found.equals(schema):
+        raise CorruptFile(f"{path} is not a snapshot of slice {slice_id} of {resident}", path=path)
+    return batches
 
 
 def place_of(path: str) -> str:

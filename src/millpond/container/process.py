@@ -1,36 +1,47 @@
-"""The process of an embedded container: `python -m millpond.container.process ROOT CONTAINER THREADS`.
+"""The process of an embedded container, `python -m millpond.container.process ROOT CONTAINER THREADS ... LINE`.
 
-It serves on loopback, says where in one line on standard output, and ends when its standard input does,
-that is, with its parent, however that ended.
+It serves on loopback, says where on the socket that it inherits as file descriptor LINE, and ends when the parent
+hangs up, that is, with its parent, however that ended. Its standard output is its log, its standard input empty.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
+import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from millpond.container.guard import Guard, limit_memory, shared
+from millpond.container.holdings.base import Means
+from millpond.container.printing import Printed, log_path
 from millpond.container.service import ContainerService
 from millpond.durable.files import OsFiles
 from millpond.errors import MillpondError
 from millpond.kernels import warm_up
 from millpond.kernels.memory import keep_freed_memory
-from millpond.wire.flight import FlightService
+from millpond.runtime import Threads
+from millpond.wire.flight import FlightDialer, FlightService
 
 # Below so few rows, handing work to another thread costs more than it saves.
 PARALLEL_ROWS_MIN = 8192
 IDLE_S = 0.2
 BUSY_S = 0.01
+WATCH_S = 0.5
+# Beyond the time that user code has: code that keeps the interpreter to itself is ended from outside of it.
+STANDSTILL_S = 15.0
 
 
 class ThreadRunner:
@@ -60,58 +71,71 @@ class ThreadRunner:
             for item in take():
                 work(item)
 
-        futures = [self._pool.submit(drain) for _ in range(self._helpers)]
+        futures = [self._pool.submit(shared(drain)) for _ in range(self._helpers)]
         try:
             drain()
         finally:
             for future in futures:
-                future.result()
+                # One that has not begun has nothing left to do.
+                if not future.cancel():
+                    future.result()
 
 
-def main(root: str, container: int, threads: int) -> None:
+def main(
+    root: str, container: int, threads: int, code_seconds: float, memory: int, line: socket.socket
+) -> None:
+    printed = Printed(log_path(root, container))
+    printed.take_over()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to handle
+    limit_memory(memory)
     pa.set_cpu_count(threads)
     keep_freed_memory()
-    _end_with_parent()
+    _start("millpond-parent", _end_with_line, line)
+    _start("millpond-watch", _watch, os.getppid(), printed, code_seconds)
     # Shared by all containers for their lifetime: whoever opens the pond next waits until it is free.
     lock = open(os.path.join(root, "containers.lock"), "ab")  # noqa: SIM115 - held until the process ends
     fcntl.flock(lock, fcntl.LOCK_SH)
     try:
         with open(os.path.join(root, "token")) as file:
             token = file.read().strip()
-        service = ContainerService(OsFiles(), root, ThreadRunner(threads), threads)
+        means = Means(ThreadRunner(threads), threads, Guard(code_seconds))
+        service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))
         server = FlightService(service, token)
     except (MillpondError, OSError) as error:
-        _say({"error": type(error).__name__, "message": str(error)})
+        _say(line, {"error": type(error).__name__, "message": str(error)})
         return
     # Kernels are loaded, or compiled the very first time, while the coordinator gets ready to assign slices.
-    threading.Thread(target=warm_up, name="millpond-warm-up", daemon=True).start()
-    threading.Thread(target=_maintain, args=(service,), name="millpond-upkeep", daemon=True).start()
-    _say({"address": server.address})
+    _start("millpond-warm-up", warm_up)
+    _start("millpond-upkeep", _maintain, service)
+    _say(line, {"address": server.address})
     server.serve()
 
 
-def _say(hello: dict[str, str]) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(hello) + b"\n")
-    sys.stdout.flush()
+def _start(name: str, work: Callable[..., Any], *args: Any) -> None:
+    threading.Thread(target=work, args=args, name=name, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """Ends this process when the parent closes our standard input, or is no longer our parent."""
-    parent = os.getppid()
+def _say(line: socket.socket, hello: dict[str, str]) -> None:
+    line.sendall(msgspec.json.encode(hello) + b"\n")
 
-    def wait_for_end_of_input() -> None:
-        sys.stdin.buffer.read()
-        os._exit(0)
 
-    def wait_for_other_parent() -> None:
-        # The pipe may live on in a process that the parent forked.
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(0)
+def _end_with_line(line: socket.socket) -> None:
+    """The parent says nothing. When it hangs up, or ends, this process does."""
+    line.recv(1)
+    os._exit(0)
 
-    for watch in (wait_for_end_of_input, wait_for_other_parent):
-        threading.Thread(target=watch, name="millpond-parent", daemon=True).start()
+
+def _watch(parent: int, printed: Printed, code_seconds: float) -> None:
+    """What must be looked after even while upkeep is busy."""
+    # The line may live on in a process that the parent forked.
+    while os.getppid() == parent:
+        with suppress(Exception):
+            printed.turn_over()
+            if math.isfinite(code_seconds):
+                # It runs out when this thread does not get to run any more.
+                faulthandler.dump_traceback_later(code_seconds + STANDSTILL_S, exit=True, file=2)
+        time.sleep(WATCH_S)
+    os._exit(0)
 
 
 def _maintain(service: ContainerService) -> None:
@@ -126,4 +150,7 @@ def _maintain(service: ContainerService) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    _root, _container, _threads, _seconds, _memory, _line = sys.argv[1:]
+    main(
+        _root, int(_container), int(_threads), float(_seconds), int(_memory), socket.socket(fileno=int(_line))
+    )

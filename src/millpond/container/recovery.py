@@ -1,24 +1,25 @@
-"""How an incarnation gets back what earlier ones acknowledged: snapshots, then the decided log records.
+"""How slices are rebuilt from what earlier owners left: snapshots, then the decided log records.
 
-Nothing is guessed: whatever a manifest names must be there and whole, and at the end every slice's previous
-owner must have shown every epoch that the coordinator decided.
+Each slice comes from the directory that the journal names for it, alone. Nothing is guessed: whatever its manifest
+names must be there and whole, and at the end the slice must have seen every epoch that the coordinator decided.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from graphlib import TopologicalSorter
+from typing import Any, NamedTuple
 
-from millpond.container.core import Core
-from millpond.container.group import HeldGroup
+from millpond.container.core import Core, broken
+from millpond.container.holdings.base import HeldSlice, Holding
 from millpond.container.layout import (
     CONTAINERS,
     MANIFEST,
+    Ground,
+    LogSpan,
     Manifest,
-    Needed,
     RecordHead,
-    directory_name,
-    incarnations,
     read_manifest,
     read_record,
     read_record_head,
@@ -28,172 +29,235 @@ from millpond.container.layout import (
 )
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.wire.messages import Assign, Assigned
+from millpond.wire.base import SliceId, Turn
+from millpond.wire.house import Adopt, Adopted
+
+Decided = dict[str, dict[str, Turn]]
+_SpanKey = tuple[str, int, int | None, tuple[int, ...]]
+# Called before a record that runs user code, with its directory and number.
+Mark = Callable[[str, int, str], None]
 
 
-class Recovered(NamedTuple):
-    manifest: Manifest
-    summary: Assigned
+class Rebuilt(NamedTuple):
+    """Slices as they were when their last owner left them, by resident, and what each rests on."""
+
+    slices: dict[SliceId, dict[str, HeldSlice[Any]]]
+    grounds: dict[SliceId, Ground]
+    summary: Adopted
+
+
+class _Strand(NamedTuple):
+    """A slice, and those of its residents that rest on the same logs: one that is behind, or all but those."""
+
+    number: SliceId
+    only: str | None
+    others: frozenset[str]
+
+    def has(self, resident: str) -> bool:
+        return resident == self.only if self.only is not None else resident not in self.others
 
 
 class _Log(NamedTuple):
-    """The log of an earlier incarnation: its manifest, the heads of its records by number, and which not to apply."""
+    """What is read of one incarnation's log, for the strands that need it."""
 
-    directory: str
-    manifest: Manifest
+    span: LogSpan
     heads: dict[int, RecordHead]
-    skipped: set[int]
+    strands: list[_Strand]
+
+    def slices_of(self, resident: str) -> list[SliceId]:
+        return [strand.number for strand in self.strands if strand.has(resident)]
 
 
-def recover(core: Core, files: Files, root: str, assign: Assign) -> Recovered:
-    """Fills `core` with its slices of every State, and tells the manifest to begin with.
-
-    A slice comes from its last owner alone: from the snapshots that its manifest names, the logs that it
-    still needed, and its own. Whatever else lies about is not looked at: it may be a live peer's.
-    """
-    for spec in assign.states:
-        core.add_state(spec)
-    found = [
-        name for name in incarnations(files, root) if name != directory_name(assign.term, assign.container)
-    ]
-    manifests = {name: read_manifest(files, root, name) for name in found}
-    owners = _last_owners(core, manifests, root, assign)
-    logs = _read_logs(files, root, manifests, sorted(set(owners.values())), assign)
-    for log in logs:
-        if log.directory in owners.values():
-            _check_complete(core, log, root, assign)
-    snapshots = _load_snapshots(
-        core, files, root, {number: manifests[name] for number, name in owners.items()}
-    )
+def rebuild(core: Core, files: Files, root: str, adopt: Adopt, mark: Mark) -> Rebuilt:
+    """The slices to be adopted, beside those that `core` serves. `mark` is told before each record is applied."""
+    manifests: dict[str, Manifest] = {}
+    grounds: dict[SliceId, Ground] = {}
+    for number, directory in adopt.slices.items():
+        if directory and directory not in manifests:
+            manifests[directory] = read_manifest(files, root, directory)
+        grounds[SliceId(number)] = _ground(manifests.get(directory), number, directory, root)
+    slices: dict[SliceId, dict[str, HeldSlice[Any]]] = {
+        number: {
+            name: holding.new_slice() for name, holding in core.holdings.items() if holding.places([number])
+        }
+        for number in grounds
+    }
+    snapshots = sum(_load_snapshots(core, files, root, n, grounds[n], slices[n]) for n in grounds)
+    logs = _read_logs(files, root, grounds, adopt.decided)
+    _check_complete(core, root, slices, logs, adopt.decided)
     records = rows = 0
     for log in logs:
-        concerned = {
-            number
-            for number, owner in owners.items()
-            if number in log.manifest.slices and log.directory in (owner, *manifests[owner].needs)
-        }
-        for seq, head in sorted(log.heads.items()):
-            if seq in log.skipped or not _concerns(head, core, concerned):
+        for seq, head in log.heads.items():
+            holding = core.holdings.get(head.name)
+            if holding is None or holding.resident.id != head.resident or seq in log.span.skipped:
                 continue
-            schema_of = core.held(head.state).schema_of
-            rows += core.replay(read_record(files, root, log.directory, seq, schema_of), concerned)
-            records += 1
-    for state, writers in assign.decided.items():
-        core.vector[state] = dict(writers)
-    # Only now: while old records are applied again, updates come that are below today's progress.
-    for name, held in core.states.items():
-        held.advance(assign.fetch_progress[name], assign.final_below[name])
-    manifest = Manifest(
-        term=core.term,
-        container=core.container,
-        slices=core.owned,
-        covered=0,
-        vector=assign.decided,
-        snapshots={
-            name: {number: held.snapshot for number, held in state.slices.items() if held.snapshot}
-            for name, state in core.states.items()
-        },
-        needs={
-            log.directory: Needed(max(decided), sorted(log.skipped))
-            for log in logs
-            if (decided := set(log.heads) - log.skipped)
-        },
-    )
-    discarded = sum(len(log.skipped) for log in logs)
-    return Recovered(manifest, Assigned(snapshots, records, rows, discarded))
+            mine = _concerned(head, holding, log.slices_of(head.resident), slices)
+            if mine and holding.broken is None:
+                mark(log.span.directory, seq, head.name)
+                rows += _replay(files, root, log.span.directory, seq, holding, mine)
+                records += 1
+    for number, held in slices.items():
+        vectors = dict(grounds[number].vectors)
+        for name, one in held.items():
+            # Who is not known any more was forgotten: one of the same name begins at 0.
+            one.vector = dict(adopt.decided.get(name, {}))
+            resident = core.holdings[name].resident.id
+            vectors[resident] = {w: t for w, t in vectors.get(resident, {}).items() if w in one.vector}
+        behind = grounds[number].behind
+        closed = {
+            only: [
+                log.span
+                for log in logs
+                if set(log.heads) - set(log.span.skipped)
+                and any((strand.number, strand.only) == (number, only) for strand in log.strands)
+            ]
+            for only in (None, *behind)
+        }
+        grounds[number] = Ground(
+            grounds[number].snapshots, vectors, closed[None], {only: closed[only] for only in behind}
+        )
+    discarded = len({(log.span.directory, seq) for log in logs for seq in log.span.skipped})
+    return Rebuilt(slices, grounds, Adopted(snapshots, records, rows, discarded))
 
 
-def _last_owners(core: Core, manifests: dict[str, Manifest], root: str, assign: Assign) -> dict[int, str]:
-    """The directory of the last incarnation that owned each of our slices; manifests come oldest first."""
-    owners = {number: name for name, manifest in manifests.items() for number in manifest.slices}
-    missing = [number for number in core.owned if number not in owners]
-    if missing and any(assign.decided.values()):
-        path = os.path.join(root, CONTAINERS)
+def _ground(manifest: Manifest | None, number: int, directory: str, root: str) -> Ground:
+    if manifest is None:
+        return Ground()
+    if number not in manifest.slices:
+        path = os.path.join(root, CONTAINERS, directory, MANIFEST)
         raise CorruptFile(
-            f"no directory under {path} holds slice {missing[0]}, though epochs were acknowledged",
-            hint="restore the missing files from a backup copy",
+            f"{path} does not know slice {number}, which the journal says it has",
+            hint="restore journal and containers' files from one backup copy",
             path=path,
         )
-    return {number: owners[number] for number in core.owned if number in owners}
+    return manifest.slices[number]
 
 
-def _read_logs(
-    files: Files, root: str, manifests: dict[str, Manifest], owners: list[str], assign: Assign
-) -> list[_Log]:
-    """The logs of these incarnations and all that they needed, oldest first."""
-    needed: dict[str, Needed] = {}
-    for owner in owners:
-        for name, need in manifests[owner].needs.items():
-            if name not in manifests:
-                path = os.path.join(root, CONTAINERS, name, MANIFEST)
-                raise CorruptFile(
-                    f"{path} is missing, and {owner} needs its log",
-                    hint="restore the directory from a backup copy",
-                    path=path,
-                )
-            needed[name] = need
-    logs = []
-    for name in sorted({*owners, *needed}):
-        last = needed[name].last if name in needed else 0
-        numbers = record_numbers(files, root, name, manifests[name].covered, last)
-        heads = {seq: read_record_head(files, root, name, seq) for seq in numbers}
-        skipped = set(needed[name].skipped) if name in needed else _undecided(heads, assign)
-        logs.append(_Log(name, manifests[name], heads, skipped))
-    return logs
-
-
-def _undecided(heads: dict[int, RecordHead], assign: Assign) -> set[int]:
-    """Records that no acknowledgement rests on: beyond what was decided, or replaced before the decision."""
-    newest = {(head.state, head.writer, head.epoch): seq for seq, head in sorted(heads.items())}
-    return {
-        seq
-        for seq, head in heads.items()
-        if newest[head.state, head.writer, head.epoch] != seq
-        or head.epoch > assign.decided.get(head.state, {}).get(head.writer, -1)
-    }
-
-
-def _check_complete(core: Core, log: _Log, root: str, assign: Assign) -> None:
-    """A slice's last owner must have every decided epoch: in what it stood on, or in its log."""
-    for state, writers in assign.decided.items():
-        if not core.held(state).places(log.manifest.slices):
-            continue
-        for writer, epoch in writers.items():
-            logged = [
-                head.epoch
-                for seq, head in log.heads.items()
-                if seq not in log.skipped and (head.state, head.writer) == (state, writer)
-            ]
-            if max(*logged, log.manifest.vector.get(state, {}).get(writer, -1), -1) < epoch:
-                path = record_path(root, log.directory, max(log.heads, default=log.manifest.covered) + 1)
-                raise CorruptFile(
-                    f"{path} is missing: the log ends before epoch {epoch} of {writer}, which was acknowledged",
-                    hint="restore the missing files from a backup copy",
-                    path=path,
-                )
-
-
-def _load_snapshots(core: Core, files: Files, root: str, owners: dict[int, Manifest]) -> int:
+def _load_snapshots(
+    core: Core, files: Files, root: str, number: SliceId, ground: Ground, slices: Mapping[str, HeldSlice[Any]]
+) -> int:
     loaded = 0
-    for name, state in core.states.items():
-        for number, manifest in owners.items():
-            if number not in state.slices:
-                continue
-            held = state.slices[number]
-            held.snapshot = manifest.snapshots.get(name, {}).get(number)
-            if held.snapshot:
-                batches, held.vector = read_snapshot(
-                    files, root, name, number, held.snapshot, state.rows_schema
-                )
-                for batch in batches:
-                    held.store.load(batch)
-                loaded += 1
+    for name, held in slices.items():
+        holding = core.holdings[name]
+        held.vector = dict(ground.vectors.get(holding.resident.id, {}))
+        held.snapshot = ground.snapshots.get(holding.resident.id)
+        if held.snapshot is not None:
+            for batch in read_snapshot(
+                files, root, holding.resident.id, number, held.snapshot, holding.snapshot_schema
+            ):
+                held.store.load(batch)
+                # What was forgotten since must not be found there again.
+                held.dirty |= holding.is_stale(batch)
+            loaded += 1
     return loaded
 
 
-def _concerns(head: RecordHead, core: Core, slices: set[int]) -> bool:
-    """Whether a record has something for these slices. What transactions gave is kept also if they were none."""
-    held = core.states.get(head.state)
-    if isinstance(held, HeldGroup):
-        return held.spec.home in slices
-    return held is not None and any(counts[number] for counts in head.counts for number in slices)
+def _read_logs(files: Files, root: str, grounds: Mapping[SliceId, Ground], decided: Decided) -> list[_Log]:
+    """The logs that these slices need, each slice's oldest first; those that were still written are closed."""
+    needed: dict[_SpanKey, list[_Strand]] = {}
+    # A slice that went and came back rests on a log, then on another's, then on a later part of the first.
+    order: TopologicalSorter[_SpanKey] = TopologicalSorter()
+    for number, ground in grounds.items():
+        apart = frozenset(ground.behind)
+        for only, spans in ((None, ground.logs), *ground.behind.items()):
+            keys = [(span.directory, span.after, span.last, tuple(span.skipped)) for span in spans]
+            for place, key in enumerate(keys):
+                needed.setdefault(key, []).append(_Strand(number, only, apart))
+                order.add(key, *keys[:place][-1:])
+    logs = []
+    for directory, after, last, skipped in order.static_order():
+        span = LogSpan(directory, after, last, list(skipped))
+        heads = {
+            seq: read_record_head(files, root, directory, seq) for seq in record_numbers(files, root, span)
+        }
+        if last is None:
+            span = LogSpan(directory, after, max(heads, default=after), _undecided(heads, decided))
+        logs.append(_Log(span, heads, needed[directory, after, last, skipped]))
+    return logs
+
+
+def _undecided(heads: Mapping[int, RecordHead], decided: Decided) -> list[int]:
+    """Records that no acknowledgement rests on: beyond what was decided, or replaced before the decision."""
+    newest = {
+        (head.resident, head.writer, head.turn): seq
+        for seq, head in sorted(heads.items(), key=lambda item: (item[1].ballot, item[0]))
+    }
+    return [
+        seq
+        for seq, head in heads.items()
+        if newest[head.resident, head.writer, head.turn] != seq
+        or not _is_decided(decided, head.name, head.writer, head.turn)
+    ]
+
+
+def _is_decided(decided: Decided, resident: str, writer: str, turn: Turn) -> bool:
+    newest = decided.get(resident, {}).get(writer)
+    return newest is not None and turn <= newest
+
+
+def _check_complete(
+    core: Core,
+    root: str,
+    slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]],
+    logs: Iterable[_Log],
+    decided: Decided,
+) -> None:
+    """A slice's last owner must have every decided epoch: in what it stood on, or in its log."""
+    logged: dict[tuple[SliceId, str, str], Turn] = {}
+    lasts: dict[SliceId, str] = {}
+    for log in logs:
+        following = record_path(root, log.span.directory, max(log.heads, default=log.span.after) + 1)
+        lasts |= dict.fromkeys((strand.number for strand in log.strands), following)
+        for seq, head in log.heads.items():
+            if seq not in log.span.skipped:
+                for number in log.slices_of(head.resident):
+                    key = (number, head.resident, head.writer)
+                    logged[key] = max(head.turn, logged.get(key, head.turn))
+    for number, held in slices.items():
+        for name, writers in decided.items():
+            for writer, turn in writers.items() if name in held else ():
+                shown = (
+                    held[name].vector.get(writer),
+                    logged.get((number, core.holdings[name].resident.id, writer)),
+                )
+                last = lasts.get(number, "")
+                if all(seen is None or seen < turn for seen in shown):
+                    raise CorruptFile(
+                        f"slice {number} of {name} ends before epoch {turn} of {writer}, which was acknowledged"
+                        + (f": {last} is missing" if last else ""),
+                        hint="restore the missing files from a backup copy",
+                        path=last or os.path.join(root, CONTAINERS),
+                    )
+
+
+def _concerned(
+    head: RecordHead,
+    holding: Holding[Any],
+    numbers: Iterable[SliceId],
+    slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]],
+) -> dict[SliceId, HeldSlice[Any]]:
+    """The slices that a record has something for. Where a resident has one home, an epoch without rows counts, too."""
+    whole = len(holding.resident.spec.places(holding.pond_slices)) == 1
+    return {
+        number: slices[number][holding.name]
+        for number in numbers
+        if holding.name in slices[number] and (whole or any(counts[number] for counts in head.counts))
+    }
+
+
+def _replay(
+    files: Files,
+    root: str,
+    directory: str,
+    seq: int,
+    holding: Holding[Any],
+    mine: Mapping[SliceId, HeldSlice[Any]],
+) -> int:
+    record = read_record(files, root, directory, seq, holding.schema_of)
+    try:
+        return holding.replay(record, mine)
+    except Exception as error:  # noqa: BLE001 - whatever it is: the resident says so to whoever asks, all else comes back
+        holding.broken = broken(
+            holding.name, f"record {record_path(root, directory, seq)} cannot be applied", error
+        )
+        return 0

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
-from millpond.code.rules import FetchRule
-from millpond.container.core import Append, Core
-from millpond.container.group import HeldGroup, in_batches
-from millpond.container.held import HeldSlice, HeldState, Record, Runner, run_serially
+from millpond.container.core import CheckpointPlan, Core
+from millpond.container.holdings.base import Holding, Means, Ready, Record
 from millpond.container.layout import (
     CONTAINERS,
+    Ground,
+    LogSpan,
     Manifest,
     SnapshotHead,
     directory_name,
@@ -28,31 +28,30 @@ from millpond.container.layout import (
     write_record,
     write_snapshot,
 )
-from millpond.container.recovery import recover
+from millpond.container.marks import Marks
+from millpond.container.recovery import rebuild
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
-from millpond.errors import BadMessage, Unavailable
-from millpond.wire.connection import Answer, SlicedBatch
-from millpond.wire.messages import (
-    AddState,
+from millpond.errors import BadMessage, StageLost, Unavailable
+from millpond.runtime import Locks, Runtime, Serial
+from millpond.wire.base import Done, Message, SliceId, Turn
+from millpond.wire.connection import Answer, Dialer, SlicedBatch
+from millpond.wire.epochs import Apply, Discard, Prepare, Prepared, Stage
+from millpond.wire.house import (
+    AddResident,
+    Adopt,
+    Adopted,
     Advance,
-    Apply,
     Assign,
     Checkpoint,
+    Confirm,
     ContainerReport,
     ContainerStatus,
-    Discard,
-    Done,
-    Fetch,
-    FindRows,
-    Message,
-    Prepare,
-    Prepared,
-    ReadOutputs,
-    ReadSlices,
-    ReadTable,
-    Stage,
+    DropResident,
+    ForgetWriters,
+    Release,
 )
+from millpond.wire.questions import FindRows, Question, ReadOutputs, ReadSlices, ReadTable
 
 LOG_BYTES_MAX = 128 << 20
 LOG_RECORDS_MAX = 512
@@ -61,23 +60,45 @@ SWEEP_ENTRIES = 4096
 
 
 class ContainerService:
-    """Serves one container's slices (a `Handler`). Idle until `Assign` tells it which."""
+    """Serves one container's slices (a `Handler`). Idle until `Assign` tells it who it is, and `Adopt` what it has.
 
-    def __init__(self, files: Files, root: str, run: Runner = run_serially, threads: int = 1) -> None:
+    `dial` reaches other containers.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        root: str,
+        means: Means | None = None,
+        runtime: Runtime | None = None,
+        dial: Dialer | None = None,
+    ) -> None:
         self._files = files
         self._root = root
-        self._run = run
-        self._threads = threads
+        self._means = means or Means()
+        self._runtime = runtime or Serial()
+        self.dial = dial
         self._core: Core | None = None
-        self._manifest: Manifest | None = None
+        self._grounds: dict[SliceId, Ground] = {}
         self._directory = ""
+        # Steps of one resident's epochs do not overlap.
+        self._epoch_locks: Locks[str] = Locks(self._runtime)
         # Records are numbered and appended one at a time; a checkpoint is planned between two of them.
-        self._log_lock = threading.Lock()
-        self._checkpoint_lock = threading.Lock()
+        self._log_lock = self._runtime.lock()
+        # What slices rest on changes by one hand at a time.
+        self._ground_lock = self._runtime.lock()
+        self._order = 0
+        # Slices that the journal does not give to this incarnation yet, as far as is known here.
+        self._unconfirmed: set[SliceId] = set()
         self._checkpoints = 0
+        self._covered = 0
+        # Snapshots that no manifest names, once the next one is written.
+        self._replaced: list[str] = []
+        self._truncated = 0
         self._log_bytes = 0
         self._snapshot_pause_s_max = 0.0
         self._log_seconds = 0.0
+        self._unswept: set[str] = set()
         self.upkeep_failures = 0
 
     # Handler
@@ -85,20 +106,34 @@ class ContainerService:
     def call(self, message: Any) -> Message:
         match message:
             case Assign():
-                return self._assign(message)
-            case AddState(spec):
-                self.core.add_state(spec)
-                self._files.make_dir(snapshot_directory(self._root, spec.name))
-            case Prepare():
-                return self._prepare(message)
-            case Discard(state, writer, epoch):
-                self.core.discard(state, writer, epoch)
-            case Apply():
-                reach("apply.before")
-                self.core.apply(message)
-                reach("apply.after")
-            case Advance(state, fetch_progress, final_below):
-                self.core.held(state).advance(fetch_progress, final_below)
+                with self._ground_lock:
+                    self._assign(message)
+            case Adopt():
+                return self._adopt(message)
+            case Confirm(order, slices):
+                self._confirm(order, {SliceId(number) for number in slices})
+            case Release(order, slices, gone):
+                self._release(order, [SliceId(number) for number in slices], gone)
+            case AddResident(resident):
+                self.core.add(resident)
+                self._files.make_dir(snapshot_directory(self._root, resident.id))
+            case DropResident(name, born):
+                self._drop(name, born)
+            case ForgetWriters(resident, writers):
+                self._forget(self.core.holding(resident), set(writers))
+            case Prepare(resident):
+                with self._epoch_locks[resident]:
+                    return self._prepare(message)
+            case Discard(resident, ballot):
+                with self._epoch_locks[resident]:
+                    self.core.discard(resident, ballot)
+            case Apply(resident):
+                with self._epoch_locks[resident]:
+                    reach("apply.before")
+                    self.core.apply(message)
+                    reach("apply.after")
+            case Advance(resident, fetch_progress, final_below):
+                self.core.holding(resident).advance(fetch_progress, final_below)
             case Checkpoint():
                 self.checkpoint()
             case ContainerStatus():
@@ -108,31 +143,24 @@ class ContainerService:
         return Done()
 
     def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer:
+        if isinstance(message, Stage):
+            return Answer(self.core.stage(message, batches, self._runtime.now()))
+        rows = next(batches, None)
+        if rows is None or next(batches, None) is not None:
+            raise BadMessage("questions come as one batch")
         match message:
-            case Stage():
-                return Answer(self.core.stage(message, batches))
-            case Fetch(state, rule, code, returns):
-                sliced = next(batches, None)
-                if sliced is None or next(batches, None) is not None:
-                    raise BadMessage("questions come as one batch")
-                return Answer(Done(), self.core.fetch(state, FetchRule(rule, code, returns), sliced))
-            case FindRows(group, table):
-                sliced = next(batches, None)
-                if sliced is None:
-                    raise BadMessage("keys come as one batch")
-                return Answer(Done(), self.core.group(group).find(table, sliced.batch))
+            case Question(state):
+                answer = self.core.holding(state).exchange(message, rows)
+                self.core.rows_fetched += rows.batch.num_rows
+                return answer
+            case FindRows(group):
+                return self.core.holding(group).exchange(message, rows)
         raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         match message:
-            case ReadSlices(state, at):
-                held = self.core.state(state)
-                return held.rows_schema, (held.newest(number, at) for number in self.core.owned)
-            case ReadTable(group, table):
-                rows = self.core.group(group).read(table)
-                return rows.schema, in_batches(rows)
-            case ReadOutputs(group, writer, epoch, start, stop):
-                return self.core.group(group).read_outputs(writer, epoch, start, stop)
+            case ReadSlices(name) | ReadTable(name) | ReadOutputs(name):
+                return self.core.holding(name).read(message)
         raise BadMessage(f"a container does not read for {type(message).__name__}")
 
     @property
@@ -141,70 +169,150 @@ class ContainerService:
             raise Unavailable("the container is still recovering", hint="try again in a moment", address="")
         return self._core
 
-    # Epochs
+    # Slices
 
-    def _assign(self, message: Assign) -> Message:
+    def _assign(self, message: Assign) -> None:
         if self._core is not None:
-            raise BadMessage(f"container {self._core.container} has its slices already")
-        core = Core(
-            message.container, message.term, message.slices, message.pond_slices, self._run, self._threads
-        )
-        recovered = recover(core, self._files, self._root, message)
+            if self._core.term == message.term:
+                return
+            raise BadMessage(f"this is container {self._core.container} in term {self._core.term} already")
+        core = Core(message.container, message.term, message.pond_slices, self._means)
+        for resident in message.residents:
+            core.add(resident)
+            self._files.make_dir(snapshot_directory(self._root, resident.id))
         self._directory = directory_name(message.term, message.container)
         self._files.make_dir(os.path.join(self._root, CONTAINERS, self._directory))
-        for name in core.states:
-            self._files.make_dir(snapshot_directory(self._root, name))
-        write_manifest(self._files, self._root, recovered.manifest)
-        self._manifest = recovered.manifest
-        self._remove_leftovers(core)
         self._core = core
-        return recovered.summary
 
-    def _remove_leftovers(self, core: Core) -> None:
-        """Removes snapshots of our slices that no manifest will name again: older ones, and unfinished rounds'."""
-        for name, state in core.states.items():
-            directory = snapshot_directory(self._root, name)
-            current = {held.snapshot for held in state.slices.values()}
+    def _adopt(self, message: Adopt) -> Adopted:
+        """Rebuilds slices beside those that are served; they are served once what they rest on is written down."""
+        with self._ground_lock:
+            core = self.core
+            self._check_order(message.order)
+            wanted = {n: directory for n, directory in message.slices.items() if n not in core.owned}
+            adopt = Adopt(message.order, wanted, message.decided, message.careful)
+            with Marks(core, self._files, self._root, message.careful) as marks:
+                marks.spoil()
+                rebuilt = rebuild(core, self._files, self._root, adopt, marks.set)
+            with self._log_lock:
+                own = LogSpan(self._directory, core.seq)
+            new = {
+                number: Ground(
+                    ground.snapshots,
+                    ground.vectors,
+                    [*ground.logs, own],
+                    {resident: [*spans, own] for resident, spans in ground.behind.items()},
+                )
+                for number, ground in rebuilt.grounds.items()
+            }
+            self._write_manifest({**self._grounds, **new})
+            self._unconfirmed |= set(new)
+            core.install(rebuilt.slices)
+            return rebuilt.summary
+
+    def _confirm(self, order: int, slices: set[SliceId]) -> None:
+        with self._ground_lock:
+            self._check_order(order)
+            self._unconfirmed -= slices
+            self._remove_leftovers(slices & self.core.owned)
+
+    def _check_order(self, order: int) -> None:
+        """Whoever sent an older one has been told that it failed, and has gone on."""
+        if order < self._order:
+            raise StageLost("this came too late", container=self.core.container)
+        self._order = order
+
+    def _release(self, order: int, slices: list[SliceId], gone: bool) -> None:
+        """The manifest goes on telling what they rest on, until nobody needs it: the journal says who has them."""
+        with self._ground_lock:
+            self._check_order(order)
+            self.core.release(slices)
+            self._unconfirmed.difference_update(slices)
+            left = {number: ground for number, ground in self._grounds.items() if number not in slices}
+            if gone and len(left) < len(self._grounds):
+                self._write_manifest(left)
+                self._truncate()
+
+    def _remove_leftovers(self, slices: Any) -> None:
+        """Removes snapshots of these slices that no manifest will name again: older ones, and unfinished rounds'."""
+        for holding in list(self.core.holdings.values()):
+            directory = snapshot_directory(self._root, holding.resident.id)
+            current = {held.snapshot for held in holding.slices.values()}
+            current |= {ground.snapshots.get(holding.resident.id) for ground in self._grounds.values()}
             for file in self._files.list(directory):
-                if file not in current and slice_of_snapshot(file) in state.slices:
+                if file not in current and slice_of_snapshot(file) in slices:
                     self._files.remove(os.path.join(directory, file))
 
-    def _prepare(self, message: Prepare) -> Prepared:
+    def _drop(self, name: str, born: int) -> None:
+        with self._ground_lock, self._epoch_locks[name]:
+            dropped = self.core.drop(name, born)
+            if dropped is not None:
+                directory = snapshot_directory(self._root, dropped.resident.id)
+                for file in self._files.list(directory):
+                    if slice_of_snapshot(file) in self.core.owned:
+                        self._files.remove(os.path.join(directory, file))
+
+    def _forget(self, holding: Holding[Any], writers: set[str]) -> None:
+        """On disk as well: a writer of the same name begins at 0, and must not be taken for the one before."""
+        resident = holding.resident.id
+        with self._ground_lock:
+            grounds = {}
+            for number, ground in self._grounds.items():
+                seen = ground.vectors.get(resident, {})
+                left = {writer: turn for writer, turn in seen.items() if writer not in writers}
+                grounds[number] = replace(ground, vectors={**ground.vectors, resident: left})
+            self._write_manifest(grounds)
+            holding.forget(sorted(writers))
+
+    def _write_manifest(self, grounds: dict[SliceId, Ground]) -> None:
+        """What slices rest on is as it was, unless it is written down."""
         core = self.core
-        with self._log_lock:
-            started = time.perf_counter()
-            step = core.prepare(message)
-            if isinstance(step, Prepared):
-                return step
-            try:
-                self._check_and_append(step)
-            except Exception:
-                # Whatever it was: a number that is left out would make the log look as if a record were lost.
-                core.append_failed(step)
-                raise
-            self._log_bytes += sum(sliced.batch.nbytes for sliced in step.record.batches)
-            prepared = core.appended(step)
-            self._log_seconds += time.perf_counter() - started
+        slices = {int(number): ground for number, ground in grounds.items()}
+        write_manifest(self._files, self._root, Manifest(core.term, core.container, slices))
+        self._grounds = grounds
+
+    # Epochs
+
+    def _prepare(self, message: Prepare) -> Prepared:
+        record = self.core.begin(message)
+        if isinstance(record, Prepared):
+            return record
+        holding = self.core.holding(record.resident)
+        made: list[Ready] = []
+        logged: list[int] = []
+        steps: list[Callable[[], None]] = [
+            lambda: made.append(holding.prepare(record)),
+            lambda: logged.append(self._append(record, holding)),
+        ]
+        try:
+            if holding.runs_code:
+                # At the same time. A record whose epoch then cannot run stays in the log, undecided.
+                self._runtime.map(lambda step: step(), steps)
+            else:
+                for step in steps:
+                    step()
+        except BaseException:
+            for ready in made:
+                holding.undo(ready)
+            self.core.refused(record)
+            raise
+        prepared = self.core.logged(logged[0], made[0])
         reach("acknowledge.before")
         reach("acknowledge.after")
         return prepared
 
-    def _check_and_append(self, step: Append) -> None:
-        """Both at once. A record that was refused stays in the log, undecided, until the next takes its number."""
-        held = self.core.held(step.record.state)
-        if not isinstance(held, HeldGroup):
-            held.check_epoch(step.record)
-            self._append(step.seq, step.record)
-            return
-        with ThreadPoolExecutor(1, "millpond-check") as pool:
-            checked = pool.submit(held.check_epoch, step.record)
-            self._append(step.seq, step.record)
-        checked.result()
-
-    def _append(self, seq: int, record: Record) -> None:
-        names = record.batches[0].batch.schema.names if record.batches else ()
-        schema = self.core.held(record.state).schema_of(names, record.transactions)
-        write_record(self._files, self._root, self._directory, seq, record, schema)
+    def _append(self, record: Record, holding: Holding[Any]) -> int:
+        """Makes the record durable; its number. One that may or may not be there gives its number to the next."""
+        names = record.parts[0].batch.schema.names if record.parts else ()
+        schema = holding.schema_of(names, record.work)
+        with self._log_lock:
+            started = time.perf_counter()
+            seq = self.core.number(record.resident)
+            write_record(self._files, self._root, self._directory, seq, record, holding.resident.id, schema)
+            self.core.seq = seq
+            self._log_bytes += sum(part.batch.nbytes for part in record.parts)
+            self._log_seconds += time.perf_counter() - started
+        return seq
 
     # Upkeep
 
@@ -213,25 +321,59 @@ class ContainerService:
 
         True when there was nothing to do.
         """
-        if self._core is None or self._manifest is None:
+        core = self._core
+        if core is None or not core.owned:
             return True
+        core.expire(self._runtime.now())
         idle = True
-        for state in list(self._core.states.values()):
-            for number in self._core.owned:
-                idle &= state.sweep(number, SWEEP_ENTRIES)
-        plan = self._core.plan_checkpoint()
-        grown = (
-            self._log_bytes > self._log_bytes_max() or plan.covered - self._manifest.covered > LOG_RECORDS_MAX
-        )
-        if grown or self._manifest.needs:
+        for holding in list(core.holdings.values()):
+            idle &= self._sweep(holding)
+        grown = self._log_bytes > self._log_bytes_max() or core.seq - self._covered > LOG_RECORDS_MAX
+        if grown or (self._inherits() and not self._unconfirmed):
             self.checkpoint()
         return idle
 
+    def _sweep(self, holding: Holding[Any]) -> bool:
+        """Compacts a bounded part of a resident's slices. One whose own rule fails is compacted no more, as long as we live."""
+        if holding.resident.id in self._unswept:
+            return True
+        try:
+            idle = [holding.sweep(number, SWEEP_ENTRIES) for number in list(holding.slices)]
+            return all(idle)
+        except Exception:
+            if not holding.sweeps_code:
+                raise
+            # Whatever user code does, the rest of upkeep goes on.
+            traceback.print_exc()
+            self._unswept.add(holding.resident.id)
+            self.upkeep_failures += 1
+            return True
+
     def _log_bytes_max(self) -> int:
         """Checkpoints write outputs too, whether or not they changed: the log may be some times as large as those."""
-        groups = [held for held in list(self.core.states.values()) if isinstance(held, HeldGroup)]
-        outputs = sum(held.store.outputs_bytes for group in groups for held in group.slices.values())
+        outputs = sum(holding.outputs_bytes for holding in list(self.core.holdings.values()))
         return LOG_BYTES_MAX + LOG_PER_OUTPUTS * outputs
+
+    def _inherits(self) -> bool:
+        """Whether slices here rest on logs of others that a checkpoint would make unnecessary."""
+        return any(
+            span.directory != self._directory
+            for number, ground in list(self._grounds.items())
+            if number in self.core.owned
+            for span in ground.logs
+        )
+
+    def _needs(self) -> list[str]:
+        """The directories of earlier incarnations that slices here still rest on."""
+        return sorted(
+            {
+                span.directory
+                for number, ground in list(self._grounds.items())
+                if number in self.core.owned
+                for span in ground.spans
+                if span.directory != self._directory
+            }
+        )
 
     def checkpoint(self) -> None:
         """Snapshots every dirty slice, one by one, then lets go of the log that they make unnecessary.
@@ -239,102 +381,122 @@ class ContainerService:
         A slice is held only while it is copied. A crash anywhere leaves either the old or the new manifest,
         and all that it names.
         """
-        with self._checkpoint_lock:
-            core, files, root = self.core, self._files, self._root
-            if core.broken():
-                return  # the log has what could not be applied
-            before = self._manifest
-            assert before is not None
-            with self._log_lock:
-                plan = core.plan_checkpoint()
-                self._log_bytes = 0
-            if plan.covered == before.covered and not plan.dirty and not before.needs:
+        with self._ground_lock:
+            core = self.core
+            plan = core.plan_checkpoint()
+            if plan.covered == self._covered and not plan.dirty and not self._inherits():
                 return
+            log_bytes, self._log_bytes = self._log_bytes, 0
             self._checkpoints += 1
-            replaced: list[str] = []
-            for state_name, number in plan.dirty:
-                name = snapshot_name(number, core.term, self._checkpoints)
-                old = self._snapshot_slice(state_name, number, name)
-                if old:
-                    replaced.append(os.path.join(snapshot_directory(root, state_name), old))
-            after = Manifest(
-                term=core.term,
-                container=core.container,
-                slices=core.owned,
-                covered=plan.covered,
-                vector=plan.vector,
-                snapshots={
-                    name: {number: held.snapshot for number, held in state.slices.items() if held.snapshot}
-                    for name, state in list(core.states.items())
-                },
-                needs={},
-            )
-            write_manifest(files, root, after)
-            self._manifest = after
+            vectors = plan.clean
+            try:
+                for holding, number in plan.dirty:
+                    if number in holding.slices and number not in self._unconfirmed:
+                        vectors[holding.resident.id, number] = self._snapshot(holding, number)
+                self._write_manifest(self._new_grounds(plan, vectors))
+            except BaseException:
+                self._log_bytes += log_bytes
+                raise
+            self._covered = plan.covered
             reach("truncate.before")
-            for seq in range(before.covered + 1, after.covered + 1):
-                files.remove(record_path(root, self._directory, seq))
-            for path in replaced:
-                files.remove(path)
+            self._truncate()
+            # A slice that went meanwhile may still rest on what was to be replaced.
+            named = {
+                os.path.join(snapshot_directory(self._root, resident), name)
+                for ground in self._grounds.values()
+                for resident, name in ground.snapshots.items()
+            }
+            for path in self._replaced:
+                if path not in named:
+                    self._files.remove(path)
+            self._replaced.clear()
             reach("truncate.after")
 
-    def _snapshot_slice(self, state_name: str, number: int, name: str) -> str | None:
-        """Writes one slice; returns the name of the snapshot that it replaces."""
-        state = self.core.held(state_name)
-        held: HeldSlice[Any] = state.slices[number]
+    def _new_grounds(
+        self, plan: CheckpointPlan, vectors: dict[tuple[str, SliceId], dict[str, Turn]]
+    ) -> dict[SliceId, Ground]:
+        """What slices rest on now: those that went as before, and so what could not be snapshotted."""
+        grounds = dict(self._grounds)
+        own = LogSpan(self._directory, plan.covered)
+        for number in self.core.owned - self._unconfirmed:
+            before = grounds[number]
+            behind = [resident for resident, at in plan.behind if at == number]
+            seen = {resident: vector for (resident, at), vector in vectors.items() if at == number}
+            held = {h.resident.id: h.slices.get(number) for h in list(self.core.holdings.values())}
+            snapshots = {
+                resident: one.snapshot
+                for resident, one in held.items()
+                if resident in seen and one is not None and one.snapshot is not None
+            }
+            grounds[number] = Ground(
+                {**snapshots, **{r: before.snapshots[r] for r in behind if r in before.snapshots}},
+                {**seen, **{r: before.vectors[r] for r in behind if r in before.vectors}},
+                [own],
+                {r: before.behind.get(r, before.logs) for r in behind},
+            )
+        return grounds
+
+    def _truncate(self) -> None:
+        """Removes log records that no slice rests on: neither one that is here, nor one that went."""
+        afters = [
+            span.after
+            for ground in self._grounds.values()
+            for span in ground.spans
+            if span.directory == self._directory
+        ]
+        covered = min(afters, default=0)
+        for seq in range(self._truncated + 1, covered + 1):
+            self._files.remove(record_path(self._root, self._directory, seq))
+        self._truncated = max(self._truncated, covered)
+
+    def _snapshot(self, holding: Holding[Any], number: SliceId) -> dict[str, Turn]:
+        """Writes one slice; where its writers stand in it. The snapshot that it replaces goes with the manifest."""
+        held = holding.held(number)
         with held.lock:
             started = time.perf_counter()
-            copy = held.store.copy()
+            copy = held.decided_copy()
             vector = dict(held.vector)
             held.dirty = False
             self._snapshot_pause_s_max = max(self._snapshot_pause_s_max, time.perf_counter() - started)
+        name = snapshot_name(number, self.core.term, self._checkpoints)
+        head = SnapshotHead(holding.resident.id, number)
         try:
-            self._files.make_dir(snapshot_directory(self._root, state_name))
-            head = SnapshotHead(state_name, number, vector)
-            write_snapshot(self._files, self._root, name, head, state.rows_schema, [copy.export()])
+            self._files.make_dir(snapshot_directory(self._root, holding.resident.id))
+            write_snapshot(self._files, self._root, name, head, holding.snapshot_schema, [copy.export()])
         except BaseException:
             # Whatever it was: the slice must be in the next snapshot, or its log would be let go.
             held.dirty = True
             raise
-        old, held.snapshot = held.snapshot, name
-        return old
+        if held.snapshot is not None:
+            self._replaced.append(
+                os.path.join(snapshot_directory(self._root, holding.resident.id), held.snapshot)
+            )
+        held.snapshot = name
+        return vector
 
     def _report(self) -> ContainerReport:
         core = self.core
-        assert self._manifest is not None
-        stores = {
-            name: [held.store for held in state.slices.values()]
-            for name, state in list(core.states.items())
-            if isinstance(state, HeldState)
-        }
+        residents: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, holding in list(core.holdings.items()):
+            if holding.slices:
+                residents.setdefault(holding.spec.plural, {})[name] = holding.report()
         return ContainerReport(
             term=core.term,
-            needs=sorted(self._manifest.needs),
+            needs=self._needs(),
+            behind=sorted({name for ground in list(self._grounds.values()) for name in ground.behind}),
+            slices=sorted(core.owned),
             metrics={
                 "slices": len(core.owned),
                 "rows_staged": core.staged_rows(),
                 "rows_applied": core.rows_applied,
                 "rows_fetched": core.rows_fetched,
                 "checkpoints": self._checkpoints,
-                "log_records": core.plan_checkpoint().covered - self._manifest.covered,
+                "log_records": core.seq - self._truncated,
                 "log_seconds": self._log_seconds,
                 "upkeep_failures": self.upkeep_failures,
                 "snapshot_pause_ms_max": self._snapshot_pause_s_max * 1e3,
             },
-            states={
-                name: {
-                    "keys": sum(store.keys for store in held),
-                    "versions": sum(store.versions for store in held),
-                    "bytes": sum(store.nbytes for store in held),
-                    "rule_failures": core.state(name).rules.failures,
-                }
-                for name, held in stores.items()
-            },
-            groups={
-                name: state.report()
-                for name, state in list(core.states.items())
-                if isinstance(state, HeldGroup) and state.slices
-            },
+            residents=residents,
         )
 
     def validate(self) -> None:

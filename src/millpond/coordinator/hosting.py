@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgspec
 
+from millpond.container.guard import DOOMED
+from millpond.container.printing import log_path
 from millpond.durable import crashpoints
 from millpond.errors import ContainerFailed, error_named
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
+EXIT_TIMEOUT_S = 1.0
+CODE_SECONDS = 60.0
+_LOG_BYTES_READ = 64 << 10
+_WORDS_MAX = 1000
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -34,7 +44,17 @@ class Hosting(Protocol):
 
     def alive(self, container: int) -> bool: ...
 
-    def stop(self) -> None: ...
+    def last_words(self, container: int) -> str:
+        """How its newest incarnation that has ended did so: a text that goes on from "container 3"."""
+        ...
+
+    def stop_one(self, container: int) -> None:
+        """Ends one container, if it runs. The others go on."""
+        ...
+
+    def stop(self) -> None:
+        """Ends all, for good."""
+        ...
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -46,68 +66,93 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Embedded:
-    """Containers as child processes. They notice the end of this process by the end of their standard input."""
+    """Containers as child processes. They notice the end of this process by the end of the line to it.
 
-    def __init__(self, root: str, threads: int, on_exit: Callable[[int], None]) -> None:
+    User code in them has `code_seconds` to end in, and they have `memory` bytes each, by default most of the machine's.
+    `on_exit` is called, in a thread of its own, when one has ended that was not asked to.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        threads: int,
+        on_exit: Callable[[int], None],
+        code_seconds: float = CODE_SECONDS,
+        memory: int | None = None,
+    ) -> None:
         self._root = root
         self._threads = threads
         self._on_exit = on_exit
+        self._code_seconds = code_seconds
+        self._memory = memory
         self._lock = threading.Lock()
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[int, _Child] = {}
+        self._last_words: dict[int, str] = {}
         self._watchers: list[threading.Thread] = []
         self._stopping = False
         self._started_before: set[int] = set()
 
     def start(self, container: int) -> Host:
-        with self._lock:
-            old = self._children.pop(container, None)
-        if old is not None:
-            _end(old)
-        log = open(self._log_path(container), "ab")  # noqa: SIM115 - handed to the child
-        child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [
-                sys.executable,
-                "-m",
-                "millpond.container.process",
-                self._root,
-                str(container),
-                str(self._threads),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=self._environment(container),
-        )
-        log.close()
-        with self._lock:
-            if self._stopping:
-                _end(child)
-                raise ContainerFailed("the pond is closing", container=container)
-            self._children[container] = child
-        hello = self._greeting(child, container)
-        watcher = threading.Thread(
-            target=self._watch, args=(container, child), name=f"millpond-watch-{container}", daemon=True
-        )
-        watcher.start()
-        self._watchers = [thread for thread in self._watchers if thread.is_alive()] + [watcher]
-        return Host(child.pid, hello.address)
+        self.stop_one(container)
+        try:
+            child = _Child(
+                self._command(container), self._environment(container), log_path(self._root, container)
+            )
+        except OSError as error:
+            raise _cannot_start(container, str(error)) from error
+        try:
+            with self._lock:
+                if self._stopping:
+                    raise ContainerFailed("the pond is closing", container=container)
+                self._children[container] = child
+            address = self._greeting(child, container)
+            self._start_watching(child, container)
+        except BaseException:
+            with self._lock:
+                if self._children.get(container) is child:
+                    del self._children[container]
+            child.end(STOP_TIMEOUT_S)
+            raise
+        return Host(child.process.pid, address)
 
     def alive(self, container: int) -> bool:
         with self._lock:
             child = self._children.get(container)
-        return child is not None and child.poll() is None
+        return child is not None and child.process.poll() is None
+
+    def last_words(self, container: int) -> str:
+        with self._lock:
+            child = self._children.get(container)
+        if child is not None and child.process.poll() is not None:
+            return child.last_words()
+        return self._last_words.get(container, "has not ended")
+
+    def stop_one(self, container: int) -> None:
+        with self._lock:
+            child = self._children.pop(container, None)
+        if child is not None:
+            ended_before = child.process.poll() is not None
+            child.end(STOP_TIMEOUT_S)
+            self._last_words[container] = child.last_words() if ended_before else "was ended by its pond"
 
     def stop(self) -> None:
         with self._lock:
             self._stopping = True
             children = list(self._children.values())
             self._children.clear()
+            watchers = list(self._watchers)
         for child in children:
-            _let_go(child)
+            child.hang_up()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         for child in children:
-            _end(child)
-        for watcher in self._watchers:
+            child.end(max(0.0, deadline - time.monotonic()))
+        for watcher in watchers:
             watcher.join(STOP_TIMEOUT_S)
+
+    def _command(self, container: int) -> list[str]:
+        module = ["-X", "faulthandler", "-m", "millpond.container.process"]
+        limits = [str(self._code_seconds), str(self._memory or 0)]
+        return [sys.executable, *module, self._root, str(container), str(self._threads), *limits]
 
     def _environment(self, container: int) -> dict[str, str]:
         """Ours, so that the child finds the same millpond; a crash point counts for a container's first start."""
@@ -117,60 +162,126 @@ class Embedded:
             environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         # Sets of strings keep their order when a user's function runs again, in another process.
         environment["PYTHONHASHSEED"] = "0"
+        if self._memory is not None:
+            # Arrow's allocator would take a GiB at once, which counts from then on.
+            environment.setdefault("MIMALLOC_ARENA_EAGER_COMMIT", "0")
         if container in self._started_before:
             environment.pop(crashpoints.ENVIRONMENT, None)
         self._started_before.add(container)
         return environment
 
-    def _greeting(self, child: subprocess.Popen[bytes], container: int) -> Hello:
-        timer = threading.Timer(START_TIMEOUT_S, child.kill)
-        timer.start()
-        try:
-            assert child.stdout is not None
-            line = child.stdout.readline()
-        finally:
-            timer.cancel()
-        if not line:
-            _end(child)
-            raise ContainerFailed(
-                f"container {container} ended while starting: {self._last_words(container)}",
-                hint=f"its whole output is in {self._log_path(container)}",
-                container=container,
-            )
-        hello = msgspec.json.decode(line, type=Hello)
+    def _greeting(self, child: _Child, container: int) -> str:
+        """The address at which the child serves."""
+        hello = child.hello()
+        if hello is None:
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(EXIT_TIMEOUT_S)
+            why = f"it was not ready after {START_TIMEOUT_S:g} s"
+            if child.process.returncode is not None:
+                self._last_words[container] = child.last_words()
+                why = f"it {self._last_words[container]}"
+            raise _cannot_start(container, why, f"its whole output is in {log_path(self._root, container)}")
         if hello.error:
-            _end(child)
             raise error_named(hello.error)(hello.message)
-        return hello
+        return hello.address
 
-    def _watch(self, container: int, child: subprocess.Popen[bytes]) -> None:
-        child.wait()
+    def _start_watching(self, child: _Child, container: int) -> None:
+        watcher = threading.Thread(
+            target=self._watch, args=(container, child), name=f"millpond-watch-{container}", daemon=True
+        )
+        try:
+            watcher.start()
+        except RuntimeError as error:
+            raise _cannot_start(container, str(error)) from error
+        with self._lock:
+            self._watchers = [thread for thread in self._watchers if thread.is_alive()] + [watcher]
+
+    def _watch(self, container: int, child: _Child) -> None:
+        child.process.wait()
         with self._lock:
             unexpected = not self._stopping and self._children.get(container) is child
         if unexpected:
+            self._last_words[container] = child.last_words()
             self._on_exit(container)
 
-    def _log_path(self, container: int) -> str:
-        return os.path.join(self._root, f"container-{container}.log")
 
-    def _last_words(self, container: int) -> str:
-        with open(self._log_path(container), errors="replace") as log:
-            return log.read()[-1000:].strip() or "it said nothing"
+class _Child:
+    """A container process, and a line to it: it says hello there, and ends when we hang up."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: str) -> None:
+        self._log = log
+        self._line, theirs = socket.socketpair()
+        try:
+            with theirs, open(log, "ab") as file:
+                self._log_start = file.tell()
+                self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [*command, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                )
+        except BaseException:
+            self._line.close()
+            raise
+
+    def hello(self) -> Hello | None:
+        """What it says when it has started; None if it ends, or does not come to it."""
+        self._line.settimeout(START_TIMEOUT_S)
+        with suppress(OSError, msgspec.MsgspecError), self._line.makefile("rb") as line:
+            return msgspec.json.decode(line.readline(), type=Hello)
+        return None
+
+    def hang_up(self) -> None:
+        with suppress(OSError):
+            self._line.shutdown(socket.SHUT_WR)
+
+    def end(self, patience_s: float) -> None:
+        """Returns when the child has ended."""
+        self.hang_up()
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._line.close()
+
+    def last_words(self) -> str:
+        """How it ended; it has."""
+        said = self._said()
+        own = [line for line in said.splitlines() if line.startswith(DOOMED)]
+        if own:
+            return f"ended itself: {own[-1].removeprefix(DOOMED)}"
+        code = self.process.returncode
+        # Where Python says what it was at when it was ended: from inside by a signal, or by its watch.
+        start = said.rfind("Current thread" if code < 0 else "Timeout (")
+        said = (said[start:][:_WORDS_MAX] if start >= 0 else said[-_WORDS_MAX:]).strip()
+        if code < 0:
+            how = f"ended by signal {-code} ({_signal_name(-code)})"
+        elif start >= 0:
+            how = "ended itself: its interpreter stood still"
+        else:
+            how = f"ended with exit code {code}"
+        return f"{how}: {said}" if said else f"{how}, and said nothing"
+
+    def _said(self) -> str:
+        """The end of what it printed."""
+        with suppress(OSError), open(self._log, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            # A log that is shorter than it was has been begun anew.
+            start = self._log_start if size >= self._log_start else 0
+            file.seek(max(start, size - _LOG_BYTES_READ))
+            return file.read().decode(errors="replace")
+        return ""
 
 
-def _let_go(child: subprocess.Popen[bytes]) -> None:
-    """Asks the child to end, by closing its standard input."""
-    assert child.stdin is not None
-    child.stdin.close()
+def _cannot_start(container: int, why: str, hint: str = "") -> ContainerFailed:
+    return ContainerFailed(f"container {container} cannot be started: {why}", hint=hint, container=container)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Returns when the child has ended."""
-    _let_go(child)
+def _signal_name(number: int) -> str:
     try:
-        child.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-    assert child.stdout is not None
-    child.stdout.close()
+        return signal.Signals(number).name
+    except ValueError:
+        return "which has no name"

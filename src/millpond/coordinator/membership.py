@@ -1,21 +1,25 @@
-"""Which containers serve, and how one that ended comes back."""
+"""The containers of a pond, by id: starts them, asks them, and brings back one that ended."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from millpond.coordinator.hosting import Host, Hosting
+from millpond.coordinator.members import Members
 from millpond.errors import ContainerFailed, CorruptFile, MillpondError, Unavailable
+from millpond.runtime import Locks, Runtime
+from millpond.wire.base import Call, Term
 from millpond.wire.connection import Connection, Dialer
-from millpond.wire.messages import Assign, ContainerStatus, Message
+from millpond.wire.house import ContainerStatus
 
-RECOVERY_TIMEOUT_S = 120.0
-START_ATTEMPTS = 3
+RECOVERY_S_MAX = 120.0
+RECOVERY_PAUSE_S = 0.05
+END_S_MAX = 1.0
+# One as it comes, one that leaves marks, one that heeds them, and one for bad luck.
+START_ATTEMPTS = 4
 _T = TypeVar("_T")
+R = TypeVar("R")
 
 
 class Live(NamedTuple):
@@ -23,36 +27,42 @@ class Live(NamedTuple):
 
     host: Host
     connection: Connection
-    term: int
+    term: Term
+
+
+class Assignment(Protocol):
+    """What the coordinator does with a process that has just started: it becomes a container, in a new term."""
+
+    def next_term(self) -> Term:
+        """A term that nobody has had."""
+
+    def assign(self, container: int, term: Term, connection: Connection, careful: Term) -> None:
+        """Gives it residents and slices. On return the journal knows that it has them."""
 
 
 class Membership:
-    """The containers of a pond, by id. `assignment` gives the message by which a new incarnation begins.
+    """Of one container only one start runs at a time; others are not held up by it."""
 
-    `lock` is held while containers come and go. Whoever must reach all of them, those to come included,
-    holds it too.
-    """
-
-    def __init__(
-        self, count: int, dial: Dialer, assignment: Callable[[int], Assign], parallel: bool = True
-    ) -> None:
-        self.lock = threading.RLock()
-        self.ids = list(range(count))
+    def __init__(self, dial: Dialer, assignment: Assignment, runtime: Runtime) -> None:
+        self.members = Members()
         self.live: dict[int, Live] = {}
-        self.restarts = 0
         self.recovery_s_last = 0.0
+        self._runtime = runtime
         self._dial = dial
         self._assignment = assignment
         self._hosting: Hosting | None = None
-        self._failed: dict[int, MillpondError] = {}
-        self._parallel = parallel
+        self._starting: Locks[int] = Locks(runtime)
         self._closing = False
 
-    def start(self, hosting: Hosting) -> None:
-        """Starts every container and lets it recover."""
+    @property
+    def ids(self) -> list[int]:
+        return self.members.ids
+
+    def start(self, hosting: Hosting, ids: Sequence[int]) -> None:
+        """Starts containers and lets them recover; raises what hinders one."""
         self._hosting = hosting
-        with self.lock:
-            self.map(self._bring_up, self.ids)
+        self.members.join(ids)
+        self._runtime.map(self._bring_up, list(ids))
 
     def close(self) -> None:
         self._closing = True
@@ -61,15 +71,33 @@ class Membership:
         for live in self.live.values():
             live.connection.close()
 
-    def recover(self, container: int, failed_term: int | None = None, broken: bool = False) -> None:
+    def last_words(self, container: int) -> str:
+        return "" if self._hosting is None else self._hosting.last_words(container)
+
+    def await_end(self, container: int, term: Term) -> bool:
+        """Whether the process of that incarnation has ended; one that is about to is given a moment."""
+        deadline = self._runtime.now() + END_S_MAX
+        while self._hosting is not None and self._hosting.alive(container):
+            live = self.live.get(container)
+            if live is None or live.term > term:
+                return True
+            if self._runtime.now() > deadline:
+                return False
+            self._runtime.sleep(RECOVERY_PAUSE_S)
+        return True
+
+    def recover(self, container: int, failed_term: Term | None = None, broken: bool = False) -> None:
         """Brings a container back, unless that was done since its incarnation `failed_term` failed.
 
-        One that answers is left alone, unless it is `broken`: then it is ended first.
+        One that answers is left alone, unless it is `broken`: then it is ended first. A start that fails is noted, and
+        tried again by `retry`.
         """
         assert self._hosting is not None
-        with self.lock:
+        with self._starting[container]:
             live = self.live.get(container)
-            if self._closing or (failed_term is not None and live is not None and live.term > failed_term):
+            if self._closing or container not in self.members.members:
+                return
+            if failed_term is not None and live is not None and live.term > failed_term:
                 return
             if (
                 live is not None
@@ -78,98 +106,94 @@ class Membership:
                 and _answers(live.connection)
             ):
                 return
-            started = time.perf_counter()
+            started = self._runtime.now()
             try:
                 self._bring_up(container)
-            except MillpondError as error:
-                self._failed[container] = error
+            except MillpondError:
                 return
-            except OSError as error:
-                self._failed[container] = ContainerFailed(
-                    f"container {container} cannot be started: {error}", container=container
-                )
-                return
-            self._failed.pop(container, None)
-            self.restarts += 1
-            self.recovery_s_last = time.perf_counter() - started
+            self.recovery_s_last = self._runtime.now() - started
 
-    def await_back(self, container: int, term: int) -> None:
-        """Returns when a later incarnation than `term` serves, or the same one again."""
-        deadline = time.monotonic() + RECOVERY_TIMEOUT_S
-        while not self._closing and time.monotonic() < deadline:
+    def retry(self) -> None:
+        """Starts again what is due, unless somebody is at it."""
+        for container in self.members.due(self._runtime.now()):
+            if self._starting[container].acquire(timeout=0):
+                try:
+                    if container in self.members.due(self._runtime.now()):
+                        self.recover(container)
+                finally:
+                    self._starting[container].release()
+
+    def await_back(self, container: int, term: Term) -> Term:
+        """The incarnation that serves: a later one than `term`, or the same one again."""
+        deadline = self._runtime.now() + RECOVERY_S_MAX
+        while not self._closing and self._runtime.now() < deadline:
             self.recover(container, term)
-            if container in self._failed:
-                raise self._failed[container]
             live = self.live.get(container)
             if live is not None and (live.term > term or _answers(live.connection)):
-                return
-            time.sleep(0.05)
+                return live.term
+            error = self.members.members[container].error
+            if error is not None:
+                raise error
+            self._runtime.sleep(RECOVERY_PAUSE_S)
         raise Unavailable(f"container {container} does not come back", address="")
 
-    def ask(self, container: int, message: Message) -> Any:
+    def ask(self, container: int, message: Call[R]) -> R:
         live = self.live.get(container)
         if live is None:
-            raise self._failed.get(container) or Unavailable(f"container {container} is not up", address="")
+            member = self.members.members.get(container)
+            error = None if member is None else member.error
+            raise error or Unavailable(f"container {container} is not up", address="")
         return live.connection.call(message)
 
-    def ask_patiently(self, container: int, message: Message) -> Any:
+    def ask_patiently(self, container: int, message: Call[R]) -> R:
         """As `ask`, but waits for a container that is away. For messages that do no harm when they come twice."""
-        term = self.live[container].term
-        try:
-            return self.ask(container, message)
-        except Unavailable:
-            self.await_back(container, term)
-            return self.ask(container, message)
+        return self.ask_incarnation(container, message)[1]
 
-    def tell_all(self, message: Message) -> None:
-        """Containers that are away learn it when they are assigned. The caller holds the lock."""
-
-        def tell(container: int) -> bool:
+    def ask_incarnation(self, container: int, message: Call[R]) -> tuple[Term, R]:
+        """As `ask_patiently`; tells which incarnation answered, too."""
+        while True:
+            live = self.live.get(container)
             try:
-                self.ask(container, message)
+                if live is None:
+                    return Term(0), self.ask(container, message)
+                return live.term, live.connection.call(message)
             except Unavailable:
-                return False
-            return True
+                self.await_back(container, live.term if live is not None else Term(0))
 
-        containers = list(self.live)
-        for container, told in zip(containers, self.map(tell, containers), strict=True):
-            if not told:
-                self.recover(container, self.live[container].term)
-
-    def map(self, work: Callable[[int], _T], containers: list[int]) -> list[_T]:
+    def map(self, work: Callable[[int], _T], containers: Sequence[int]) -> list[_T]:
         """`work` on every container, at the same time where there are threads; raises a failure after all ended."""
-        if not self._parallel or len(containers) <= 1:
-            return [work(container) for container in containers]
-        # Threads of its own for each call: work may wait for the lock, whose holder may wait for its own map.
-        with ThreadPoolExecutor(len(containers), "millpond-coordinator") as pool:
-            futures = [pool.submit(work, container) for container in containers]
-        results, failures = [], []
-        for future in futures:
-            try:
-                results.append(future.result())
-            except MillpondError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-        return results
+        return self._runtime.map(work, list(containers))
 
     def _bring_up(self, container: int) -> None:
         """Starts a new incarnation; one that ends while it recovers is started again, but not for ever."""
         assert self._hosting is not None
-        for attempt in range(1, START_ATTEMPTS + 1):
-            try:
-                host = self._hosting.start(container)
-                connection = self._dial(host.address)
-                assign = self._assignment(container)
-                connection.call(assign)
-                break
-            except MillpondError as error:
-                if attempt == START_ATTEMPTS or isinstance(error, CorruptFile) or self._closing:
-                    raise
-        old = self.live.get(container)
-        self.live[container] = Live(host, connection, assign.term)
+        # Before the term goes on: what the incarnation before prepared is decided until then, or never.
+        self.members.ended(container)
+        old = self.live.pop(container, None)
         if old is not None:
             old.connection.close()
+        for attempt in range(1, START_ATTEMPTS + 1):
+            term = Term(0)
+            try:
+                term = self._assignment.next_term()
+                host = self._hosting.start(container)
+                connection = self._dial(host.address)
+                self._assignment.assign(container, term, connection, self.members.members[container].careful)
+            except (MillpondError, OSError) as error:
+                failure = (
+                    error
+                    if isinstance(error, MillpondError)
+                    else ContainerFailed(
+                        f"container {container} cannot be started: {error}", container=container
+                    )
+                )
+                self.members.failed(container, term, failure, self._runtime.now())
+                if attempt == START_ATTEMPTS or isinstance(error, CorruptFile) or self._closing:
+                    raise failure from None
+                continue
+            self.live[container] = Live(host, connection, term)
+            self.members.started(container, term)
+            return
 
 
 def _answers(connection: Connection) -> bool:

@@ -1,4 +1,4 @@
-"""What the coordinator remembers: all of it immutable, all of it in the journal."""
+"""What the coordinator remembers: all of it immutable, all of it in the journal, none of it without end."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import msgspec
 from msgspec.structs import replace
 
 from millpond.times import Progress
-from millpond.wire.messages import Spec, writer_id
+from millpond.wire.base import SliceId, Term, Turn, writer_id
+from millpond.wire.specs import Resident, Spec
 
-EPOCHS_REMEMBERED = 64
+TURNS_REMEMBERED = 64
+"""Of a writer. What its epochs gave is kept no longer (`stores.outputs.KEPT`): a replay must know how many rows it had."""
+ENDED_REMEMBERED = 1024
+"""More than a log holds before it is snapshotted: none of its records is of a query that is not known any more."""
+QUERIES_MAX = 256
+"""Queries that share one operator's name."""
 
 
 class EpochRecord(msgspec.Struct, frozen=True):
-    """One decided epoch: enough to recognise its replay and to filter late rows in it alike."""
+    """One decided turn: enough to recognise its replay and to filter late rows in it alike."""
 
-    epoch: int
+    turn: Turn
     digest: int
     rows: int
     late: int
@@ -25,78 +31,118 @@ class EpochRecord(msgspec.Struct, frozen=True):
 
 
 class QueryRecord(msgspec.Struct, frozen=True):
-    """The epochs of one updater in one query; `recent` holds the newest, oldest first."""
+    """The turns of one updater in one query; `recent` holds the newest, oldest first."""
 
-    first: int
+    first: Turn
     recent: tuple[EpochRecord, ...]
 
     @property
-    def last(self) -> int:
-        return self.recent[-1].epoch
+    def last(self) -> Turn:
+        return self.recent[-1].turn
+
+    @property
+    def watermark(self) -> Progress:
+        return self.recent[-1].watermark
 
 
 class UpdaterRecord(msgspec.Struct, frozen=True):
-    """`watermark` is the updater's progress: -inf before its first epoch, +inf once it has finished."""
+    """`watermark` is the updater's progress: -inf before its first epoch, +inf once it has finished.
+
+    `ended` are queries that a new history took the place of, and where they stood: what they did stays done.
+    """
 
     watermark: Progress
     late: int = 0
     queries: dict[str, QueryRecord] = {}
+    ended: dict[str, Turn] = {}
 
 
 class PinRecord(msgspec.Struct, frozen=True):
-    """What one epoch of a fetcher saw; once it was answered, also what is left waiting of it."""
+    """What one turn of a fetcher saw; once it was answered, also what is left waiting of it."""
 
-    epoch: int
+    turn: Turn
     update: Progress
     late_below: Progress
     answered: bool = False
     waiting: int = 0
     lowest: Progress | None = None
-    drain: int = 0
+    token: str = ""
+
+
+class AskingRecord(msgspec.Struct, frozen=True):
+    """The turns of one fetcher in one query: the last epoch and the one before it, with the drains after them.
+
+    Below `watermark` the query asks for no new rows.
+    """
+
+    watermark: Progress = -math.inf
+    pins: tuple[PinRecord, ...] = ()
 
 
 class FetcherRecord(msgspec.Struct, frozen=True):
-    """`progress` is the lowest time that the fetcher may still ask for: of new rows, and of those that wait."""
+    """`progress` is the lowest time that the fetcher may still ask for: of new rows, of those that wait, of repeats.
+
+    `reported` is what was said of new rows from outside.
+    """
 
     progress: Progress
-    watermark: Progress = -math.inf
+    reported: Progress = -math.inf
     late: int = 0
-    queries: dict[str, tuple[PinRecord, ...]] = {}
+    queries: dict[str, AskingRecord] = {}
 
 
-class StateRecord(msgspec.Struct, frozen=True):
-    """Of a State, or of a group of tables. `update_progress` and `fetch_progress` are U and F; neither ever falls."""
+class ResidentRecord(msgspec.Struct, frozen=True):
+    """Of a resident of any kind. `update_progress` and `fetch_progress` are U and F; neither ever falls."""
 
     spec: Spec
+    born: int
     time_kind: str = ""
     updaters: dict[str, UpdaterRecord] = {}
     fetchers: dict[str, FetcherRecord] = {}
     update_progress: Progress = -math.inf
     fetch_progress: Progress = -math.inf
 
+    @property
+    def resident(self) -> Resident:
+        """As containers learn of it."""
+        return Resident(self.spec, self.born, self.fetch_progress, self.update_progress)
+
 
 class PondRecord(msgspec.Struct, frozen=True):
-    """`term` numbers the incarnations of containers: each start of one takes the next.
+    """`term` numbers the incarnations of containers, `born` the residents: each takes the next.
 
-    `rests_on` are the directories of those that took part in a decision and may still be needed.
+    `owners[slice]` is the container of each slice as of `version`; `grounds` are the directories that tell what slices
+    rest on, and of which.
     """
 
-    slices: int
-    term: int = 0
-    rests_on: tuple[str, ...] = ()
-    states: dict[str, StateRecord] = {}
+    owners: tuple[int, ...]
+    version: int = 0
+    grounds: dict[str, tuple[SliceId, ...]] = {}
+    term: Term = Term(0)
+    born: int = 0
+    residents: dict[str, ResidentRecord] = {}
 
-    def decided(self) -> dict[str, dict[str, int]]:
-        """The newest decided epoch of every writer of every state."""
+    @property
+    def slices(self) -> int:
+        return len(self.owners)
+
+    def decided(self) -> dict[str, dict[str, Turn]]:
+        """The newest decided turn of every writer of every resident."""
         return {
             name: {
-                writer_id(updater, query): epochs.last
-                for updater, record in state.updaters.items()
-                for query, epochs in record.queries.items()
+                writer_id(updater, query): turn
+                for updater, record in resident.updaters.items()
+                for query, turn in (
+                    *record.ended.items(),
+                    *((query, turns.last) for query, turns in record.queries.items()),
+                )
             }
-            for name, state in self.states.items()
+            for name, resident in self.residents.items()
         }
 
-    def with_state(self, state: StateRecord) -> PondRecord:
-        """The pond in which that State, or group, is as given."""
-        return replace(self, states={**self.states, state.spec.name: state})
+    def slices_of(self, container: int) -> list[SliceId]:
+        return [SliceId(number) for number, owner in enumerate(self.owners) if owner == container]
+
+    def with_resident(self, resident: ResidentRecord) -> PondRecord:
+        """The pond in which that resident is as given."""
+        return replace(self, residents={**self.residents, resident.spec.name: resident})

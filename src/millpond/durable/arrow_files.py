@@ -40,7 +40,7 @@ def write_table_file(
 ) -> None:
     """Writes the batches, each of exactly `schema`, with the metadata. Durable on return, or not done.
 
-    `kind` is one of `crashpoints.FILE_KINDS`. `metadata` goes into the schema's, each key with the prefix
+    `kind` is one of `crashpoints.FILE_KINDS`, or `waiting`. `metadata` goes into the schema's, each key with the prefix
     `millpond.`, and comes back without it; the key `version` is taken. The directory must exist. Where an
     `WriteFailed` comes out, the file may or may not be there, whole in either case.
     """

@@ -25,7 +25,12 @@ POINTS: Final[tuple[str, ...]] = tuple(
     for step in (*(f"{kind}.{step}" for kind in FILE_KINDS for step in FILE_STEPS), *STEPS)
     for side in ("before", "after")
 )
-"""Every crash point there is. A test that enumerates this tuple has covered them all."""
+"""Every crash point of coordinator and containers. A test that enumerates this tuple has covered them all."""
+
+WAITING_POINTS: Final[tuple[str, ...]] = tuple(
+    f"waiting.{step}.{side}" for step in FILE_STEPS for side in ("before", "after")
+)
+"""Those of Spark's tasks and driver, where they write rows that wait."""
 
 ENVIRONMENT: Final = "MILLPOND_CRASH"
 
@@ -77,12 +82,12 @@ class Plan:
 
 # One lookup answers both "is it declared?" and "is it armed?". Tuples are replaced whole, never changed,
 # so `reach` needs no lock.
-_plans: dict[str, tuple[Plan, ...]] = dict.fromkeys(POINTS, ())
+_plans: dict[str, tuple[Plan, ...]] = dict.fromkeys((*POINTS, *WAITING_POINTS), ())
 _arming = threading.Lock()
 
 
 def reach(point: str) -> None:
-    """Says that the process stands at `point`; raises `BadOption` for one that `POINTS` does not declare."""
+    """Says that the process stands at `point`; raises `BadOption` for one that is not declared."""
     try:
         plans = _plans[point]
     except KeyError:
@@ -140,7 +145,7 @@ def _check_declared(point: str) -> None:
     if point not in _plans:
         raise BadOption(
             f"there is no crash point {point!r}",
-            hint="millpond.durable.crashpoints.POINTS declares them all",
+            hint="millpond.durable.crashpoints declares them all: POINTS and WAITING_POINTS",
             option=point,
         )
 

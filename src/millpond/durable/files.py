@@ -56,6 +56,9 @@ class Files(Protocol):
     def exists(self, path: AnyPath) -> bool:
         """Whether there is a file or a directory of that name."""
 
+    def is_dir(self, path: AnyPath) -> bool:
+        """Whether there is a directory of that name."""
+
 
 class OsFiles:
     """The file system of the machine."""
@@ -109,6 +112,9 @@ class OsFiles:
     def exists(self, path: AnyPath) -> bool:
         return os.path.exists(path)
 
+    def is_dir(self, path: AnyPath) -> bool:
+        return os.path.isdir(path)
+
 
 def _fsync(path: AnyPath, flags: int) -> None:
     handle = os.open(path, flags | os.O_CLOEXEC)
@@ -116,3 +122,14 @@ def _fsync(path: AnyPath, flags: int) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def remove_tree(files: Files, path: AnyPath) -> None:
+    """Removes a directory and all that is in it; what is not there is no error. Not durable yet."""
+    for name in files.list(path):
+        inside = os.path.join(path, name)
+        if files.is_dir(inside):
+            remove_tree(files, inside)
+        else:
+            files.remove(inside)
+    files.remove_dir(path)

@@ -7,58 +7,53 @@ an epoch again gives the same. Rows that wait are kept under the pond's root, an
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.errors import BadOption
 from millpond.ops import frames
 from millpond.ops.asking import Asking
-from millpond.ops.tasks import FetchTask, KeepTask
-from millpond.times import Progress, delay_for, parse_duration
-from millpond.wire.messages import (
-    DRAINS_MAX,
-    LOCAL_QUERY,
-    Answered,
-    AskPending,
-    Pending,
-    Pin,
-    Pinned,
-    Register,
-)
+from millpond.ops.columns import as_table
+from millpond.ops.committing import check_history, turn_of
+from millpond.ops.tasks import FetchTask
+from millpond.ops.waiting import Left, keep, kept
+from millpond.stores import readiness
+from millpond.stores.waiting import WaitingRows
+from millpond.times import TIME_MIN, TimeKind, delay_for, parse_duration
+from millpond.wire.base import LOCAL_QUERY, Turn
+from millpond.wire.house import Register
+from millpond.wire.questions import Answered, AskPending, Pending, Pin, Pinned
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
-
-WAITING = "waiting"
-KEPT = "_kept"
-# Arrow's writer knows no intervals and nothing of variants; Spark's own, which takes longer, does.
-NOT_IN_PARQUET = ("interval", "void", "variant")
-
-
-class _Left(NamedTuple):
-    """What an epoch leaves behind: how many rows wait, and the lowest time they ask for."""
-
-    waiting: int
-    lowest: int | None
+    from pyspark.sql import Column, DataFrame
 
 
 class _Seen(NamedTuple):
-    """The new rows of an epoch: the newest time they ask for, and how many came too late."""
+    """The new rows of a turn: the newest time they begin to ask for, and how many came too late."""
 
-    newest: int | None
-    late: int
+    newest: int | None = None
+    late: int = 0
+
+
+class _Run(NamedTuple):
+    """An operator's turn in a run of a query. A run has each epoch once, so that another operator is no replay."""
+
+    id: str | None
+    epoch: int
+    operator: int
+
+
+# The last turn that was answered in this process, by the root, the State and the fetcher's name.
+_answered: dict[tuple[str, str, str], _Run] = {}
 
 
 class Answering:
-    """A callable `(frame, epoch)` for `foreachBatch`. Its fetcher exists from the moment it is built."""
+    """A callable `(rows, epoch)` for `foreachBatch`, or for Arrow tables. Its fetcher exists from the moment it is built."""
 
     def __init__(
         self,
@@ -67,7 +62,8 @@ class Answering:
         name: str,
         delay: str | int | timedelta | None,
         committed: bool,
-        to: Callable[[DataFrame, int], Any],
+        to: Callable[[Any, int], Any],
+        history: str,
     ) -> None:
         if delay is not None:
             parse_duration(delay)
@@ -76,41 +72,89 @@ class Answering:
         self._delay = delay
         self._committed = committed
         self._to = to
+        self._history = check_history(history)
         self.name = name
         self.state = asking.state
         client.call(Register(asking.state, name, "fetcher"))
+        self._place = (client.placement().root, asking.state, name)
 
-    def __call__(self, frame: DataFrame, epoch: int) -> None:
+    def __call__(self, rows: DataFrame | pa.Table, epoch: int) -> None:
         """Hands the rows that are ready, with their answers, to the function; keeps the others for the next epoch."""
-        asking = self._asking
-        frames.check_columns(frame, asking.columns)
-        asking.check_into(frame.columns)
+        if frames.is_frame(rows):
+            self._answer_frame(rows, epoch)
+        else:
+            self._answer_table(as_table(rows), epoch)
+
+    def _answer_frame(self, frame: DataFrame, epoch: int) -> None:
+        asking, turn = self._asking, turn_of(epoch)
+        frames.check_questions(frame, asking)
+        delay = self._delay_for(frames.kind_of(frame.schema, asking.high))
+        run = _Run(frames.run_of(frame), epoch, id(self))
+        self._check_alone(run)
         query = frames.query_of(frame) or LOCAL_QUERY
-        number, drain = turn_of(epoch)
-        pinned: Pinned = self._client.call(Pin(asking.state, self.name, query, number, drain))
-        left, seen = self._keep_waiting(frame, pinned, query, self._waiting(query, number, drain))
-        rows = self._with_waiting(frame, pinned, query)
-        ready = rows.filter(self._ready(rows, pinned))
-        self._to(answers_of(self._client, asking, ready), epoch)
+        pinned = self._client.call(Pin(asking.state, self.name, query, turn, self._history))
+        frames.check_kinds(frame.schema, asking, pinned.time_kind)
+        rows = self._rows(query)
+        with frames.errors_of_tasks():
+            left, seen = self._keep_waiting(frame, pinned, rows, turn)
+            asked = self._with_waiting(frame, pinned, rows)
+            self._to(answers_of(self._client, asking, asked.filter(self._ready(asked, pinned))), epoch)
+        self._end(query, turn, left, seen, delay)
+        _answered[self._place] = run
+        rows.remove_before(pinned.oldest)
+
+    def _answer_table(self, table: pa.Table, epoch: int, query: str = LOCAL_QUERY) -> None:
+        asking, turn = self._asking, turn_of(epoch)
+        asking.check_into(table.column_names)
+        new = asking.questions(table, "")
+        delay = self._delay_for(new.kind)
+        pinned = self._client.call(Pin(asking.state, self.name, query, turn, self._history))
+        asking.questions(table.slice(0, 0), pinned.time_kind)
+        rows = WaitingRows(*self._place, query, self._client.files, self._client.runtime.bits)
+        late = readiness.positions(readiness.late(new.lows, new.highs, pinned.late_below), len(table))
+        newest = new.highs if new.lows is None else new.lows
+        seen = _Seen(int(newest.max()) if len(table) else None, len(late))
+        timely = table.take(np.delete(np.arange(len(table)), late)) if len(late) else table
+        if pinned.previous is not None:
+            listed = rows.listed(pinned.previous, pinned.token)
+            timely = pa.concat_tables([timely, *(rows.read(listed, file) for file in listed.files)])
+        asked = asking.questions(timely, "")
+        is_ready = readiness.ready(asked.lows, asked.highs, pinned.update, self._committed)
+        ready = readiness.positions(is_ready, len(timely))
+        waiting = timely.take(np.delete(np.arange(len(timely)), ready))
+        left = Left()
+        if len(waiting):
+            token = rows.begin(turn)
+            rows.list_files(turn, token, "", [rows.write(turn, token, waiting.to_batches())])
+            first = asking.questions(waiting, "")
+            lowest = first.highs if first.lows is None else first.lows
+            left = Left(len(waiting), asking.first_time(int(lowest.min())), token)
+        self._to(asking.answer(self._client, timely.take(ready)), epoch)
+        self._end(query, turn, left, seen, delay)
+        rows.remove_before(pinned.oldest)
+
+    def _end(self, query: str, turn: Turn, left: Left, seen: _Seen, delay: int | None) -> None:
+        """The sink has returned: the turn is answered, but for what waits."""
+        watermark = None
+        if delay is not None and seen.newest is not None:
+            watermark = max(self._asking.first_time(seen.newest) - delay, TIME_MIN)
         self._client.call(
             Answered(
-                state=asking.state,
+                state=self._asking.state,
                 fetcher=self.name,
                 query=query,
-                epoch=number,
-                drain=drain,
+                turn=turn,
                 waiting=left.waiting,
                 late=seen.late,
                 lowest=left.lowest,
-                watermark=self._watermark(frame, seen),
+                watermark=watermark,
+                token=left.token,
             )
         )
-        self._remove_waiting(query, pinned.oldest)
 
     def pending(self) -> Pending:
         """How many rows wait, since which time, and how many came too late, as of the last epoch."""
-        answer: Pending = self._client.call(AskPending(self._asking.state, self.name))
-        return answer
+        return self._client.call(AskPending(self._asking.state, self.name))
 
     def drain(self, query: str | None = None) -> Pending:
         """Answers rows that wait, as far as U allows, without a new batch: for a query that has ended.
@@ -125,40 +169,57 @@ class Answering:
                 hint=f"drain one after the other: query= one of {', '.join(sorted(drains))}",
                 option="query",
             )
-        for name, (turn, left) in drains.items():
+        for name, (turn, left, token) in drains.items():
             if query in (None, name):
-                spark = frames.active_session()
-                with frames.as_query(spark, name):
-                    schema = self._kept(spark, name, left).schema
-                    self(spark.createDataFrame([], schema), number_of(*turn))
+                self._drain(name, turn, left, token)
         return self.pending()
 
+    def _drain(self, query: str, turn: Turn, left: Turn, token: str) -> None:
+        rows = self._rows(query)
+        listed = rows.listed(left, token)
+        if not listed.schema:  # they came in Arrow tables
+            self._answer_table(rows.read(listed, listed.files[0]).slice(0, 0), turn.number, query)
+            return
+        spark = frames.active_session()
+        with frames.as_query(spark, query):
+            self._answer_frame(spark.createDataFrame([], kept(spark, rows, left, token).schema), turn.number)
+
+    def _check_alone(self, run: _Run) -> None:
+        last = _answered.get(self._place)
+        if run.id is not None and last is not None and last[:2] == run[:2] and last.operator != run.operator:
+            raise BadOption(
+                f"another fetch of the name {self.name!r} has answered rows in epoch {run.epoch} of this query",
+                hint="give each fetch of a query a name of its own",
+                option="name",
+            )
+
+    def _times(self, rows: DataFrame) -> tuple[Column | None, Column]:
+        """Low, if there is one, and high of every question."""
+        low = None if self._asking.low is None else frames.micros(rows.schema, self._asking.low)
+        return low, frames.micros(rows.schema, self._asking.high)
+
     def _ready(self, rows: DataFrame, pinned: Pinned) -> Column:
-        """A committed read waits for the end of its range, an uncommitted one only for the beginning."""
-        if self._committed:
-            return frames.below(frames.micros(rows.schema, self._asking.high), pinned.update)
-        if self._asking.low is not None:
-            return frames.below(frames.micros(rows.schema, self._asking.low), pinned.update)
-        return frames.always(pinned.update > -math.inf)
+        """A row without a time is: whoever answers it reports it."""
+        return frames.truth(self._is_ready(rows, pinned), null=True)
+
+    def _is_ready(self, rows: DataFrame, pinned: Pinned) -> Column | bool:
+        said: Column | bool = readiness.ready(*self._times(rows), pinned.update, self._committed)
+        return said
 
     def _late(self, rows: DataFrame, pinned: Pinned) -> Column:
         """Rows that ask for a time below what this fetcher said it would still ask for."""
-        return frames.late(self._lowest(rows), pinned.late_below)
+        return frames.truth(readiness.late(*self._times(rows), pinned.late_below), null=False)
 
-    def _lowest(self, rows: DataFrame) -> Column:
-        """The lowest time that a row asks for."""
-        if self._asking.low is None:
-            return frames.micros(rows.schema, self._asking.high)
-        return frames.micros(rows.schema, self._asking.low) + 1
-
-    def _with_waiting(self, frame: DataFrame, pinned: Pinned, query: str) -> DataFrame:
+    def _with_waiting(self, frame: DataFrame, pinned: Pinned, rows: WaitingRows) -> DataFrame:
         """The new rows that are not late, and those that waited. Only new ones can be late: the others hold F back."""
-        rows = frame.filter(~self._late(frame, pinned))
+        timely = frame.filter(~self._late(frame, pinned))
         if pinned.previous is None:
-            return rows
-        return rows.unionByName(self._kept(frame.sparkSession, query, pinned.previous, frame.schema))
+            return timely
+        return timely.union(kept(frame.sparkSession, rows, pinned.previous, pinned.token, frame.schema))
 
-    def _keep_waiting(self, frame: DataFrame, pinned: Pinned, query: str, path: str) -> tuple[_Left, _Seen]:
+    def _keep_waiting(
+        self, frame: DataFrame, pinned: Pinned, rows: WaitingRows, turn: Turn
+    ) -> tuple[Left, _Seen]:
         """Writes the rows that are not ready, in a job of the driver's own: the sink may run its part any number of times.
 
         The same job sees what a fetcher with a delay must know of its new rows.
@@ -166,82 +227,25 @@ class Answering:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        late = f.coalesce(f.sum(self._late(frame, pinned).cast("long")), f.lit(0))
-        facts = [f.max(self._lowest(frame)).alias("newest"), late.alias("late")]
+        newest = f.max(frames.micros(frame.schema, self._asking.first)).alias("newest")
+        late = f.coalesce(f.sum(self._late(frame, pinned).cast("long")), f.lit(0)).alias("late")
         # A fetcher without a delay has late rows, too, where its progress was reported.
-        told = self._delay is not None or pinned.late_below > -math.inf
-        whenever = not self._committed and self._asking.low is None and pinned.update > -math.inf
-        if whenever or pinned.update == math.inf:
-            # Nothing waits.
-            found = frame.agg(*facts).first() if told else None
-            return _Left(0, None), _Seen(None, 0) if found is None else _Seen(*found)
-        seen, kept = Observation(), Observation()
-        if told:
-            frame = frame.observe(seen, *facts)
-        rows = self._with_waiting(frame, pinned, query)
-        lowest = f.min(self._lowest(rows)).alias("lowest")
-        waiting = rows.filter(~self._ready(rows, pinned)).observe(
-            kept, f.count(f.lit(1)).alias("rows"), lowest
-        )
-        write_kept(waiting, path)
-        new = _Seen(seen.get["newest"], seen.get["late"]) if told else _Seen(None, 0)
-        return _Left(kept.get["rows"], kept.get["lowest"]), new
+        looks = self._delay is not None or pinned.late_below > -math.inf
+        if self._is_ready(frame, pinned) is True:
+            row = frame.agg(newest, late).first() if looks else None
+            return Left(), _Seen() if row is None else _Seen(*row)
+        seen = Observation()
+        if looks:
+            frame = frame.observe(seen, newest, late)
+        asked = self._with_waiting(frame, pinned, rows)
+        left = keep(asked.filter(~self._ready(asked, pinned)), rows, turn, self._asking)
+        return left, _Seen(seen.get["newest"], seen.get["late"]) if looks else _Seen()
 
-    def _watermark(self, frame: DataFrame, seen: _Seen) -> Progress | None:
-        if self._delay is None or seen.newest is None:
-            return None
-        return seen.newest - delay_for(frames.kind_of(frame.schema, self._asking.high), self._delay)
+    def _delay_for(self, kind: TimeKind) -> int | None:
+        return None if self._delay is None else delay_for(kind, self._delay)
 
-    def _folder(self, query: str) -> str:
-        return os.path.join(self._client.placement().root, WAITING, self._asking.state, self.name, query)
-
-    def _waiting(self, query: str, epoch: int, drain: int) -> str:
-        return os.path.join(self._folder(query), f"{epoch:012d}.{drain:04d}")
-
-    def _kept(
-        self, spark: SparkSession, query: str, turn: tuple[int, int], schema: StructType | None = None
-    ) -> DataFrame:
-        """The rows that a turn left waiting."""
-        folder = self._waiting(query, *turn)
-        with open(os.path.join(folder, KEPT)) as file:
-            paths = [os.path.join(folder, name) for name in file.read().split()]
-        reader = spark.read if schema is None else spark.read.schema(schema)
-        return reader.parquet(*paths)
-
-    def _remove_waiting(self, query: str, oldest: tuple[int, int]) -> None:
-        """Removes what no turn can ask for any more, not even one that runs again."""
-        with suppress(FileNotFoundError):
-            for name in os.listdir(self._folder(query)):
-                path = os.path.join(self._folder(query), name)
-                if path < self._waiting(query, *oldest):
-                    shutil.rmtree(path, ignore_errors=True)
-
-
-def write_kept(waiting: DataFrame, folder: str) -> None:
-    """Writes rows to files in a folder, and their names to one more: it counts those of tasks that count."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if any(kind in waiting.schema.simpleString() for kind in NOT_IN_PARQUET):
-        waiting.write.parquet(folder)
-        names = [name for name in os.listdir(folder) if name.startswith("part-")]
-    else:
-        names = [row[0] for row in waiting.mapInArrow(KeepTask(folder), KeepTask.schema).collect()]
-        os.makedirs(folder, exist_ok=True)
-    partial = os.path.join(folder, KEPT + ".tmp")
-    with open(partial, "w") as file:
-        file.write("\n".join(names))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, os.path.join(folder, KEPT))
-
-
-def number_of(epoch: int, drain: int) -> int:
-    """What an epoch, or a drain after one, is called: Spark's own number, or one below zero."""
-    return epoch if drain == 0 else -(epoch * DRAINS_MAX + drain)
-
-
-def turn_of(number: int) -> tuple[int, int]:
-    """The epoch and the drain of a number."""
-    return (number, 0) if number >= 0 else divmod(-number, DRAINS_MAX)
+    def _rows(self, query: str) -> WaitingRows:
+        return WaitingRows(*self._place, query, self._client.files)
 
 
 def answers_of(client: Client, asking: Asking, ready: DataFrame) -> DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -11,14 +10,14 @@ import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.code.rules import FetchRule
-from millpond.container.held import lowest_asked, served_below
 from millpond.errors import BadOption
 from millpond.ops.columns import Names, as_names, check_column_name, keys_of, times_of
-from millpond.schema import key_kind, parse_ddl
 from millpond.stores.keys import Keys
+from millpond.stores.readiness import check_not_below, lowest_asked, positions, ready, served_below
 from millpond.stores.versioned import result_schema
-from millpond.times import Progress, TimeKind, below_fetch_progress
-from millpond.wire.messages import Fetch, StateSpec
+from millpond.times import Progress, TimeKind
+from millpond.wire.questions import Question
+from millpond.wire.specs import StateSpec
 
 
 class Questions(NamedTuple):
@@ -34,19 +33,11 @@ class Questions(NamedTuple):
         return Questions(self.keys.take(rows), lows, self.highs[rows], self.kind)
 
     def check_not_below(self, fetch_progress: Progress, rule: FetchRule, spec: StateSpec) -> None:
-        if len(self.highs) == 0 or fetch_progress == -math.inf:
-            return
-        lowest = lowest_asked(self.lows, self.highs, rule, spec)
-        if lowest < fetch_progress:
-            raise below_fetch_progress(lowest, fetch_progress, self.kind)
+        check_not_below(lowest_asked(self.lows, self.highs, rule, spec), fetch_progress, self.kind)
 
     def ready(self, update_progress: Progress) -> npt.NDArray[np.int64]:
-        """Positions of the rows that have a final answer: those with high < U."""
-        if update_progress == math.inf:
-            return np.arange(len(self.highs))
-        if update_progress == -math.inf:
-            return np.empty(0, dtype=np.int64)
-        return np.flatnonzero(self.highs < update_progress)
+        """Positions of the rows that have a final answer."""
+        return positions(ready(self.lows, self.highs, update_progress), len(self.highs))
 
 
 class Asking:
@@ -76,10 +67,9 @@ class Asking:
         self.spec = spec
         self.state = spec.name
         self.rule = rule
-        self.key_schema = parse_ddl(spec.key, "key")
-        self.key_type = pa.int64() if key_kind(self.key_schema) == "i64" else pa.binary()
-        self.key = as_names(key, self.key_schema, "key")
-        self.answers = result_schema(parse_ddl(spec.value, "value"), rule)
+        self.shape = spec.shape
+        self.key = as_names(key, self.shape.keys, "key")
+        self.answers = result_schema(self.shape.values, rule)
         self.into = as_names(list(self.answers.names) if into is None else into, self.answers, "into")
         if len(set(self.into)) < len(self.into):
             raise BadOption(
@@ -95,6 +85,15 @@ class Asking:
         """The columns that it reads, each once."""
         lows = () if self.low is None else (self.low,)
         return list(dict.fromkeys((*self.key, self.high, *lows)))
+
+    @property
+    def first(self) -> str:
+        """The column that tells where a question begins."""
+        return self.high if self.low is None else self.low
+
+    def first_time(self, time: int) -> int:
+        """The lowest time that a question asks for; `time` is what it has in the column `first`."""
+        return time if self.low is None else time + 1
 
     @property
     def needs_history(self) -> bool:
@@ -113,13 +112,13 @@ class Asking:
     def questions(self, table: pa.Table, time_kind: str) -> Questions:
         highs, kind = times_of(table, self.high, time_kind)
         lows = None if self.low is None else times_of(table, self.low, kind)[0]
-        return Questions(keys_of(table, self.key, self.key_schema), lows, highs, kind)
+        return Questions(keys_of(table, self.key, self.shape.keys), lows, highs, kind)
 
     def ask(self, client: Client, questions: Questions) -> list[pa.ChunkedArray]:
         """One column for each name of `into`."""
-        message = Fetch(self.state, self.rule.name, self.rule.code, self.rule.returns)
+        message = Question(self.state, self.rule.name, self.rule.code, self.rule.returns)
         return client.fetch(
-            message, self.key_type, questions.keys, questions.lows, questions.highs, self.answers
+            message, self.shape, questions.keys, questions.lows, questions.highs, self.answers
         )
 
     def answer(self, client: Client, table: pa.Table, time_kind: str = "") -> pa.Table:

@@ -87,6 +87,12 @@ def values_of(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> list[
 def times_of(table: pa.Table, name: str, expected: str) -> tuple[npt.NDArray[np.int64], TimeKind]:
     """The times of a column. `expected` is the kind of time that the State has; empty if it has none yet."""
     times, kind = time_column(column_of(table, name), name)
+    check_kind(name, kind, expected)
+    return times, kind
+
+
+def check_kind(name: str, kind: TimeKind, expected: str) -> None:
+    """Refuses a time column of another kind than the State's; any will do where that is empty."""
     if expected and kind != expected:
         raise WrongType(
             f"the time column {name!r} is of kind {kind}, but the times of this state are of kind {expected}",
@@ -95,7 +101,6 @@ def times_of(table: pa.Table, name: str, expected: str) -> tuple[npt.NDArray[np.
             expected=expected,
             actual=kind,
         )
-    return times, kind
 
 
 def sequence_of(table: pa.Table, name: str) -> pa.Array:

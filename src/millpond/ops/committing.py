@@ -2,75 +2,92 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from millpond.client.client import Client
-from millpond.errors import EpochOutOfOrder, StageLost
+from millpond.errors import BadOption, EpochOutOfOrder, StageLost
 from millpond.times import TIME_MAX, TimeKind
-from millpond.wire.messages import (
-    BeginEpoch,
-    CommitEpoch,
-    EpochCommitted,
-    EpochPlan,
-    Receipt,
-    Transactions,
-)
+from millpond.wire.base import DRAINS_MAX, Turn
+from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History, Receipt
+from millpond.wire.specs import Work
 
 STAGE_ATTEMPTS = 20
-STAGE_PAUSE_S = 0.05
+STAGE_PAUSE_S = (0.02, 1.0)
 
 
-class Staged(NamedTuple):
+class StagedEpoch(NamedTuple):
     """What was staged for an epoch: the receipts that are to count, and the kind of time the rows have."""
 
     receipts: Sequence[Receipt]
     kind: TimeKind
 
 
-class Epoch(NamedTuple):
-    """An epoch of an updater of a State, or of transactions on a group."""
+class EpochName(NamedTuple):
+    """A turn of an operator at a resident, in a query."""
 
-    state: str
-    updater: str
+    resident: str
+    operator: str
     query: str
-    number: int
+    turn: Turn
 
 
-def commit(
-    client: Client,
-    epoch: Epoch,
-    stage: Callable[[EpochPlan], Staged],
-    delay: Callable[[TimeKind], int],
-    transactions: Transactions | None = None,
-) -> EpochCommitted:
-    """Stages and commits, and again if a container lost what was staged there."""
-    number = epoch.number
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= TIME_MAX:
+def turn_of(number: object) -> Turn:
+    """The turn that a sink knows by that number; EpochOutOfOrder if it is none."""
+    if not isinstance(number, int) or isinstance(number, bool) or not -TIME_MAX <= number <= TIME_MAX:
         raise EpochOutOfOrder(
             f"{number!r} is not an epoch",
             hint="epochs are numbered 0, 1, 2, ...",
             epoch=number,
             expected=None,
         )
-    for attempt in range(STAGE_ATTEMPTS):
-        plan: EpochPlan = client.call(BeginEpoch(*epoch))
+    if number < 0 and -number % DRAINS_MAX == 0:
+        raise EpochOutOfOrder(
+            f"{number} is not an epoch", hint="epochs are numbered 0, 1, 2, ...", epoch=number, expected=None
+        )
+    return Turn.of(number)
+
+
+def check_history(history: str) -> History:
+    choices: tuple[History, ...] = ("continue", "new", "shared")
+    for choice in choices:
+        if history == choice:
+            return choice
+    raise BadOption(
+        f"history={history!r} is not a choice",
+        hint='"continue" (the query that began goes on), "new" (another begins), or "shared" (several at once)',
+        option="history",
+    )
+
+
+def commit(
+    client: Client,
+    epoch: EpochName,
+    stage: Callable[[EpochPlan], StagedEpoch],
+    delay: Callable[[TimeKind], int],
+    work: Work,
+    history: History,
+) -> EpochCommitted:
+    """Stages and commits, and again if a container lost what was staged there."""
+    pause, longest = STAGE_PAUSE_S
+    for attempt in range(1, STAGE_ATTEMPTS + 1):
+        plan = client.call(BeginEpoch(*epoch, history))
         staged = stage(plan)
         try:
-            committed: EpochCommitted = client.call(
+            return client.call(
                 CommitEpoch(
                     *epoch,
+                    history,
                     delay=delay(staged.kind),
                     late_below=plan.late_below,
                     time_kind=staged.kind if any(r.rows or r.late for r in staged.receipts) else "",
                     receipts=list(staged.receipts),
-                    transactions=transactions,
+                    work=work,
                 )
             )
-            return committed
         except StageLost:
-            if attempt + 1 == STAGE_ATTEMPTS:
+            if attempt == STAGE_ATTEMPTS:
                 raise
-            time.sleep(STAGE_PAUSE_S)
+            client.runtime.sleep(pause)
+            pause = min(2 * pause, longest)
     raise AssertionError("unreachable: the last attempt returns or raises")

@@ -18,8 +18,12 @@ from millpond.ops import frames
 from millpond.ops.answering import Answering, answers_of
 from millpond.ops.asking import Asking
 from millpond.ops.columns import Names, as_table
+from millpond.ops.committing import check_history
+from millpond.stores import readiness
 from millpond.times import Progress, TimeKind, format_time
-from millpond.wire.messages import AskProgress, StateProgress, StateSpec, check_name
+from millpond.wire.base import check_name
+from millpond.wire.questions import AskProgress, StateProgress
+from millpond.wire.specs import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,6 +45,7 @@ class Fetch:
         isolation: str,
         delay: str | int | timedelta | None,
         name: str | None,
+        history: str = "continue",
     ) -> None:
         if isolation not in ("committed", "uncommitted"):
             raise BadOption(
@@ -50,11 +55,13 @@ class Fetch:
             )
         self.isolation = isolation
         self._delay = delay
+        self._history = check_history(history)
         self._asking = Asking(spec, key, at, between, into, rule)
         self.name = None if name is None else check_name(name, "the fetcher")
+        self.state = spec.name
         self._client = client
 
-    def to(self, function: Callable[[DataFrame, int], Any]) -> Answering:
+    def to(self, function: Callable[[Any, int], Any]) -> Answering:
         """An operator for `foreachBatch`: `function(frame, epoch)` gets the rows that are ready, with their answers.
 
         The frame is lazy, and may be used more than once. Rows that are not ready wait for a later epoch.
@@ -70,7 +77,9 @@ class Fetch:
                 option="delay",
             )
         committed = self.isolation == "committed"
-        return Answering(self._client, self._asking, self.name, self._delay, committed, function)
+        return Answering(
+            self._client, self._asking, self.name, self._delay, committed, function, self._history
+        )
 
     def now(self, table: pa.Table | DataFrame, waiting: str = "error") -> Any:
         """The table, or the DataFrame, with its answers.
@@ -107,10 +116,11 @@ class Fetch:
     def _now_frame(self, frame: DataFrame, waiting: str) -> DataFrame:
         """As `now`, lazily: U is as it was when this was called, whenever the answers are computed."""
         asking = self._asking
-        frames.check_columns(frame, asking.columns)
-        asking.check_into(frame.columns)
+        frames.check_questions(frame, asking)
         progress: StateProgress = self._client.call(AskProgress(asking.state))
-        ready = frames.below(frames.micros(frame.schema, asking.high), progress.update)
+        frames.check_kinds(frame.schema, asking, progress.time_kind)
+        high = frames.micros(frame.schema, asking.high)
+        ready = frames.truth(readiness.ready(None, high, progress.update), null=True)
         answered = answers_of(self._client, asking, frame.filter(ready))
         if waiting == "drop" or progress.update == math.inf:
             return answered

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from millpond.client.client import Client
 from millpond.errors import BadOption, EpochOutOfOrder
 from millpond.ops import frames
-from millpond.ops.answering import Answering, number_of
+from millpond.ops.answering import Answering
+from millpond.ops.columns import check_kind
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
-from millpond.times import delay_for, parse_duration
-from millpond.wire.messages import Pending, Register, Report
+from millpond.times import TIME_MIN, delay_for, parse_duration
+from millpond.wire.base import Turn
+from millpond.wire.house import Register
+from millpond.wire.questions import AskProgress, Pending, Report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,6 +76,7 @@ class Stream:
                 hint="write the answers down in a sink, and update from what it wrote",
                 option="update",
             )
+        self._flow.take_name("updater", update.state, update.name)
         self.updates.append(update)
         return self
 
@@ -83,8 +87,10 @@ class Stream:
                 f"{fetch!r} is no fetch", hint="for example stream.ask(state.fetch(...))", option="fetch"
             )
         child = Stream(self._flow, self._repeatable and fetch.isolation == "committed")
-        self.asks.append(fetch.to(lambda frame, epoch: self._flow.answered(child, frame, epoch)))
-        self._flow.fetchers.append(self.asks[-1])
+        asking = fetch.to(lambda frame, epoch: self._flow.answered(child, frame, epoch))
+        self._flow.take_name("fetcher", asking.state, asking.name)
+        self.asks.append(asking)
+        self._flow.fetchers.append(asking)
         return child
 
     def to(self, function: Callable[[DataFrame, int], Any]) -> Self:
@@ -115,6 +121,7 @@ class Flow:
         self.client = client
         self.name = name
         self.fetchers: list[Answering] = []
+        self._names: set[tuple[str, str, str]] = set()
         self._sources: list[tuple[DataFrame, Stream]] = []
         self._reported: list[tuple[_Reporting, DataFrame]] = []
         self._due: tuple[int, list[Report]] = (0, [])
@@ -149,26 +156,36 @@ class Flow:
 
     def drain(self) -> list[Pending]:
         """Answers rows that wait at the fetches, as far as U allows: for a flow that has ended. What waits still."""
-        turns: dict[str, tuple[int, int]] = {}
+        turns: dict[str, Turn] = {}
         unfinished: set[str] = set()
         for asking in self.fetchers:
             pending = asking.pending()
             unfinished.update(pending.unfinished)
-            for query, (turn, _) in pending.drains.items():
+            for query, (turn, _, _) in pending.drains.items():
                 turns[query] = min(turn, turns.get(query, turn))
         for query, turn in turns.items():
             if query in unfinished:
                 raise EpochOutOfOrder(
-                    f"flow {self.name!r} was stopped in the middle of epoch {turn[0]}",
+                    f"flow {self.name!r} was stopped in the middle of epoch {turn.epoch}",
                     hint="start it again first, so that the epoch comes to its end",
-                    epoch=turn[0],
-                    expected=turn[0],
+                    epoch=turn.epoch,
+                    expected=turn.epoch,
                 )
             spark = self._spark()
             with frames.as_query(spark, query):
                 empty = [(stream, spark.createDataFrame([], frame.schema)) for frame, stream in self._sources]
-                self._run(empty, number_of(*turn))
+                self._run(empty, turn.number)
         return [asking.pending() for asking in self.fetchers]
+
+    def take_name(self, role: str, state: str, name: str) -> None:
+        """A name serves once: what bears it a second time in an epoch would be taken for a replay of the first."""
+        if (role, state, name) in self._names:
+            raise BadOption(
+                f"flow {self.name!r} has a {role} {name!r} of state {state!r} already",
+                hint=f"give each {role} a name of its own",
+                option="name",
+            )
+        self._names.add((role, state, name))
 
     def answered(self, stream: Stream, frame: DataFrame, epoch: int) -> None:
         """Rows that came through a fetch go on. They are kept: what comes next may look at them more than once."""
@@ -236,6 +253,10 @@ class Flow:
     def _pass(self, streams: list[tuple[Stream, DataFrame]], epoch: int) -> None:
         """Updates first, then sinks, then fetches and what comes after them."""
         for stream, frame in streams:
+            for reporting in stream.reports:
+                frames.check_columns(frame, [reporting.at])
+                delay_for(frames.kind_of(frame.schema, reporting.at), reporting.delay)
+        for stream, frame in streams:
             for update in stream.updates:
                 update(frame, epoch)
         for stream, frame in streams:
@@ -260,8 +281,9 @@ class Flow:
                 newest[column] = _newest(frame, reporting.at)
             time = newest[column]
             if time is not None:
-                delay = delay_for(frames.kind_of(frame.schema, reporting.at), reporting.delay)
-                progress = min(time - delay, waits_since)
+                kind = frames.kind_of(frame.schema, reporting.at)
+                check_kind(reporting.at, kind, self.client.call(AskProgress(reporting.state)).time_kind)
+                progress = min(max(time - delay_for(kind, reporting.delay), TIME_MIN), waits_since)
                 reports += [Report(reporting.state, name, None, progress) for name in reporting.names]
         return reports
 

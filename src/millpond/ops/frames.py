@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -11,21 +11,26 @@ import msgspec
 import pyarrow as pa
 
 from millpond.client.client import Client
-from millpond.errors import BadOption, WrongColumn, WrongType
+from millpond.errors import BadOption, WrongColumn, WrongType, error_named
+from millpond.ops.columns import check_kind
 from millpond.ops.tasks import StageReply, StageTask
-from millpond.times import Progress, TimeKind
-from millpond.wire.messages import EpochPlan, Receipt
+from millpond.times import TimeKind
+from millpond.wire.base import Turn
+from millpond.wire.epochs import EpochPlan, Receipt
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from millpond.client.link import Link
+    from millpond.ops.asking import Asking
     from millpond.ops.intake import Intake
     from millpond.ops.transactions import EventIntake
 
 
 QUERY_ID = "sql.streaming.queryId"
+# A streaming query runs its jobs in a group that is named for its run.
+RUN_ID = "spark.jobGroup.id"
 
 
 def is_frame(rows: object) -> TypeGuard[DataFrame]:
@@ -37,6 +42,12 @@ def query_of(frame: DataFrame) -> str | None:
     """The id of the streaming query whose `foreachBatch` this is; None outside of one."""
     query: str | None = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
     return query
+
+
+def run_of(frame: DataFrame) -> str | None:
+    """The id of the run of the streaming query, which each start of it changes; None outside of one."""
+    run: str | None = frame.sparkSession.sparkContext.getLocalProperty(RUN_ID)
+    return None if query_of(frame) is None else run
 
 
 @contextmanager
@@ -82,8 +93,8 @@ class Staging:
         self._frame = frame.select(*(quoted(name) for name in intake.columns))
         self.kind = kind_of(frame.schema, intake.at)
 
-    def __call__(self, plan: EpochPlan, epoch: int, query: str) -> list[Receipt]:
-        task = StageTask(self._link, self._intake, plan, epoch, query)
+    def __call__(self, plan: EpochPlan, turn: Turn, query: str) -> list[Receipt]:
+        task = StageTask(self._link, self._intake, plan, turn, query)
         replies = self._frame.mapInArrow(task, StageTask.schema).collect()
         return [msgspec.msgpack.decode(bytes(row[0]), type=StageReply).unwrap() for row in replies]
 
@@ -101,6 +112,47 @@ def check_columns(frame: DataFrame, names: list[str]) -> None:
                 column=name,
                 available=frame.columns[:50],
             )
+
+
+def check_questions(frame: DataFrame, asking: Asking) -> None:
+    """Refuses a frame that lacks a column, has one of the answers', or one that Spark's workers do not take."""
+    check_columns(frame, asking.columns)
+    asking.check_into(frame.columns)
+    for field in frame.schema.fields:
+        try:
+            arrow_schema(type(frame.schema)([field]))
+        except TypeError:
+            simple = field.dataType.simpleString()
+            raise WrongType(
+                f"the column {field.name!r} is {simple}, which Spark's Python workers do not take",
+                hint="leave it out, or cast it to string",
+                column=field.name,
+                expected="a type that Arrow has",
+                actual=simple,
+            ) from None
+
+
+def check_kinds(schema: StructType, asking: Asking, expected: str) -> None:
+    """Refuses times of another kind than the State's, or than one another."""
+    kind = kind_of(schema, asking.high)
+    check_kind(asking.high, kind, expected)
+    if asking.low is not None:
+        check_kind(asking.low, kind_of(schema, asking.low), kind)
+
+
+@contextmanager
+def errors_of_tasks() -> Iterator[None]:
+    """Raises as itself the error with which a task of ours ended the job. Spark gives its text only: no attributes."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        told = re.findall(r"^millpond\.errors\.(\w+): (.*)(?:\n  hint: (.*))?", str(error), re.MULTILINE)
+        if not told:
+            raise
+        name, message, hint = told[-1]  # those before it are what it came from
+        raise error_named(name)(message, hint=hint) from error
 
 
 def kind_of(schema: StructType, name: str) -> TimeKind:
@@ -136,28 +188,11 @@ def micros(schema: StructType, name: str) -> Column:
     return column.cast("long")
 
 
-def below(time: Column, progress: Progress) -> Column:
-    """Whether a time is below a progress. A null is: whoever reads the row then reports it."""
+def truth(said: Column | bool, null: bool) -> Column:
+    """What `stores.readiness` says of a column's times, as a column. `null` is what it is to be for no time at all."""
     from pyspark.sql import functions as f
 
-    if math.isinf(progress):
-        return f.lit(progress > 0)
-    return f.coalesce(time < f.lit(int(progress)).cast("long"), f.lit(True))
-
-
-def late(time: Column, progress: Progress) -> Column:
-    """Whether a time is below a progress. A null is not: it is no time at all."""
-    from pyspark.sql import functions as f
-
-    if math.isinf(progress):
-        return f.lit(progress > 0)
-    return f.coalesce(time < f.lit(int(progress)).cast("long"), f.lit(False))
-
-
-def always(truth: bool) -> Column:
-    from pyspark.sql import functions as f
-
-    return f.lit(truth)
+    return f.lit(said) if isinstance(said, bool) else f.coalesce(said, f.lit(null))
 
 
 def spark_schema(schema: Any) -> StructType:

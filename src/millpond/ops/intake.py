@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.client import Client
-from millpond.container.held import check_values
+from millpond.container.holdings.state import check_values
 from millpond.errors import BadOption, LateRows, updater_finished
 from millpond.ops.columns import (
     Names,
@@ -23,10 +22,12 @@ from millpond.ops.columns import (
     times_of,
     values_of,
 )
-from millpond.schema import key_kind, parse_ddl
 from millpond.stores.keys import Keys
-from millpond.times import Progress, TimeKind, delay_for, format_time, parse_duration
-from millpond.wire.messages import EpochPlan, Receipt, Stage, StateSpec, check_name, writer_id
+from millpond.stores.readiness import late_rows
+from millpond.times import TimeKind, delay_for, format_time, parse_duration
+from millpond.wire.base import Turn, check_name, writer_id
+from millpond.wire.epochs import EpochPlan, Receipt, Stage
+from millpond.wire.specs import StateSpec
 
 
 class Rows(NamedTuple):
@@ -43,13 +44,12 @@ class Part(NamedTuple):
     """Which rows these are: of a partition of an epoch of a query."""
 
     query: str
-    epoch: int
+    turn: Turn
     partition: int
 
-    def stage(self, state: str, updater: str) -> Stage:
-        """The message that announces them, as a new attempt."""
-        writer = writer_id(updater, self.query)
-        return Stage(state, writer, self.epoch, self.partition, attempt=random.getrandbits(62))
+    def stage(self, resident: str, operator: str, attempt: int) -> Stage:
+        """The message that announces them, as an attempt of its own."""
+        return Stage(resident, writer_id(operator, self.query), self.turn, self.partition, attempt)
 
 
 class Intake:
@@ -70,16 +70,12 @@ class Intake:
         parse_duration(delay)
         self.name = check_name(name, "the updater")
         self.state = spec.name
-        self.key_schema = parse_ddl(spec.key, "key")
-        self.value_schema = parse_ddl(spec.value, "value")
-        key_type = pa.int64() if key_kind(self.key_schema) == "i64" else pa.binary()
+        self.shape = spec.shape
         self.update = spec.update
-        self.rows_schema = pa.schema([("_key", key_type), ("_time", pa.int64()), *self.value_schema])
         self.seq = None if seq is None else check_column_name(seq, "seq")
-        if seq is not None:
-            self.rows_schema = self.rows_schema.append(pa.field("_seq", pa.int64()))
-        self.key = as_names(key, self.key_schema, "key")
-        self.value = as_names(value, self.value_schema, "value")
+        self.rows_schema = self.shape.rows if seq is None else self.shape.sequenced_rows
+        self.key = as_names(key, self.shape.keys, "key")
+        self.value = as_names(value, self.shape.values, "value")
         self.at = check_column_name(at, "at")
         self._delay = delay
         self._late = late
@@ -97,9 +93,9 @@ class Intake:
         """The table's rows in the pond's terms, without the late ones."""
         times, kind = times_of(table, self.at, plan.time_kind)
         self.delay(kind)
-        keys = keys_of(table, self.key, self.key_schema)
-        values = values_of(table, self.value, self.value_schema)
-        check_values(self.update, self.value_schema, values)
+        keys = keys_of(table, self.key, self.shape.keys)
+        values = values_of(table, self.value, self.shape.values)
+        check_values(self.update, self.shape.values, values)
         if self.seq is not None:
             values.append(sequence_of(table, self.seq))
         timely = timely_rows(times, plan, kind, self.state, self.name, self._late)
@@ -119,7 +115,7 @@ class Intake:
         if plan.replayed:
             receipt = client.digest(part.partition, rows.keys, rows.times, rows.values, rows.late)
         else:
-            message = part.stage(self.state, self.name)
+            message = part.stage(self.state, self.name, client.runtime.bits(62))
             receipt = client.stage(message, self.rows_schema, rows.keys, rows.times, rows.values, rows.late)
         return receipt, rows.kind
 
@@ -148,12 +144,3 @@ def timely_rows(
             watermark=plan.late_below,
         )
     return np.delete(np.arange(len(times)), found)
-
-
-def late_rows(times: npt.NDArray[np.int64], late_below: Progress) -> npt.NDArray[np.int64]:
-    """Positions of the rows whose time is below the watermark."""
-    if late_below == -math.inf:
-        return np.empty(0, dtype=np.int64)
-    if late_below == math.inf:
-        return np.arange(len(times))
-    return np.flatnonzero(times < late_below)

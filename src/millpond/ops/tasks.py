@@ -6,8 +6,6 @@ A task is plain data; it finds its client in the worker process, which keeps it 
 from __future__ import annotations
 
 import gc
-import os
-import random
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -21,7 +19,8 @@ from millpond.kernels.memory import keep_freed_memory
 from millpond.ops.asking import Asking
 from millpond.ops.intake import Part
 from millpond.times import TimeKind
-from millpond.wire.messages import EpochPlan, Receipt
+from millpond.wire.base import Turn
+from millpond.wire.epochs import EpochPlan, Receipt
 
 # Rows that are asked at once. A slice is then visited with thousands of rows, which find its lines in the cache.
 ASK_ROWS = 1 << 19
@@ -55,7 +54,7 @@ class StageReply(msgspec.Struct, frozen=True):
         return self.receipt
 
 
-class Staging(Protocol):
+class Stager(Protocol):
     """How an operator's rows go to the containers; plain data that tasks can carry."""
 
     def stage(
@@ -68,11 +67,11 @@ class StageTask:
 
     schema = "reply binary"
 
-    def __init__(self, link: Link, intake: Staging, plan: EpochPlan, epoch: int, query: str) -> None:
+    def __init__(self, link: Link, intake: Stager, plan: EpochPlan, turn: Turn, query: str) -> None:
         self._link = link
         self._intake = intake
         self._plan = plan
-        self._epoch = epoch
+        self._turn = turn
         self._query = query
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -92,7 +91,7 @@ class StageTask:
 
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        part = Part(self._query, self._epoch, partition)
+        part = Part(self._query, self._turn, partition)
         return self._intake.stage(client_of(self._link), table, self._plan, part)[0]
 
 
@@ -107,31 +106,6 @@ class FetchTask:
         client = client_of(self._link)
         for table in gathered(batches, ASK_ROWS):
             yield from self._asking.answer(client, table).to_batches()
-
-
-class KeepTask:
-    """For `mapInArrow`: writes a partition's rows to a file of its own, and gives its name if there are any.
-
-    A task that runs twice writes two files: those whose names the driver collected count.
-    """
-
-    schema = "name string"
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow.parquet as pq
-
-        rows = [batch for batch in batches if batch.num_rows]
-        if rows:
-            name = f"{random.getrandbits(120):030x}.parquet"
-            os.makedirs(self._folder, exist_ok=True)
-            with open(os.path.join(self._folder, name), "wb") as file:
-                pq.write_table(pa.Table.from_batches(rows), file, compression="none", use_dictionary=False)
-                file.flush()
-                os.fsync(file.fileno())
-            yield pa.record_batch({"name": pa.array([name])})
 
 
 def gathered(batches: Iterator[pa.RecordBatch], rows_min: int) -> Iterator[pa.Table]:

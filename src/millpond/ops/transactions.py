@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.client.link import Link
-from millpond.container.group import check_outputs
+from millpond.container.holdings.group import check_outputs
 from millpond.errors import BadOption
 from millpond.ops import frames
 from millpond.ops.columns import as_table, check_column_name, column_of, times_of
-from millpond.ops.committing import Epoch, Staged, commit
+from millpond.ops.committing import EpochName, StagedEpoch, check_history, commit, turn_of
 from millpond.ops.intake import Part, check_late, timely_rows
 from millpond.ops.tasks import client_of
 from millpond.stores.rows import digest_columns
 from millpond.times import TimeKind
-from millpond.txn import Program, TransactionFunction, bind
+from millpond.txn import TransactionFunction, TransactionSet, bind
 from millpond.txn import transaction as as_transaction
-from millpond.wire.messages import (
-    LOCAL_QUERY,
-    AskProgress,
-    EpochCommitted,
-    EpochPlan,
-    GroupSpec,
-    ReadOutputs,
-    Receipt,
-    Register,
-    StateProgress,
-    check_name,
-    writer_id,
-)
-from millpond.wire.messages import Transactions as Message
+from millpond.wire.base import LOCAL_QUERY, SliceId, Turn, check_name, writer_id
+from millpond.wire.epochs import EpochCommitted, EpochPlan, Receipt
+from millpond.wire.house import Register
+from millpond.wire.questions import AskProgress, ReadOutputs, StateProgress
+from millpond.wire.specs import GroupSpec, TransactionWork
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,7 +38,8 @@ class EventIntake:
     """How events are read: all their columns, which the outputs bring back. Plain data that tasks can carry."""
 
     def __init__(self, group: GroupSpec, name: str, at: str, late: str, schema: pa.Schema) -> None:
-        self.group = group
+        self.group = group.name
+        self.home = home_of(group)
         self.name = name
         self.at = at
         self.schema = schema
@@ -61,13 +53,13 @@ class EventIntake:
         """Sends events to the tables. Those of an epoch that is there already are only compared with it."""
         events = table.cast(self.schema)
         times, kind = times_of(events, self.at, plan.time_kind)
-        timely = timely_rows(times, plan, kind, self.group.name, self.name, self._late)
+        timely = timely_rows(times, plan, kind, self.group, self.name, self._late)
         late = 0
         if timely is not None:
             events, late, times = events.take(pa.array(timely)), len(times) - len(timely), times[timely]
         if not plan.replayed:
-            message = part.stage(self.group.name, self.name)
-            return client.stage_events(message, self.group.home, events, times, late), kind
+            message = part.stage(self.group, self.name, client.runtime.bits(62))
+            return client.stage_events(message, self.home, events, times, late), kind
         digest = sum(digest_columns(batch.columns) for batch in events.to_batches()) % (1 << 64)
         newest = int(np.max(times)) if len(times) else None
         return Receipt(part.partition, 0, len(events), late, digest, newest), kind
@@ -91,6 +83,7 @@ class Transactions:
         at: str,
         seq: str | None,
         late: str,
+        history: str = "continue",
     ) -> None:
         if not isinstance(kinds, Mapping):
             raise BadOption(
@@ -107,11 +100,12 @@ class Transactions:
         self.name = check_name(name, "the transactions'")
         self._client = client
         self._group = group
-        self._program: Program = bind(functions, {table: group.tables[table] for table in tables})
+        self._program: TransactionSet = bind(functions, {table: group.tables[table] for table in tables})
         self._kind = check_column_name(kind, "kind")
         self._at = check_column_name(at, "at")
         self._seq = None if seq is None else check_column_name(seq, "seq")
         self._late = check_late(late)
+        self._history = check_history(history)
         client.call(Register(group.name, name, "updater"))
 
     def explain(self) -> str:
@@ -120,8 +114,7 @@ class Transactions:
 
     def progress(self) -> StateProgress:
         """How far each operator of the group has come (`updaters`), and how many events were late (`late`)."""
-        answer: StateProgress = self._client.call(AskProgress(self._group.name))
-        return answer
+        return self._client.call(AskProgress(self._group.name))
 
     def to(self, function: Callable[[DataFrame, int], Any]) -> Callable[[DataFrame, int], None]:
         """For `foreachBatch`: runs the epoch, then `function(frame, epoch)` gets its events with their outcomes.
@@ -142,24 +135,24 @@ class Transactions:
         """
         if frames.is_frame(rows):
             return self._run_frame(rows, epoch)
-        table = as_table(rows)
+        table, turn = as_table(rows), turn_of(epoch)
         intake = self._intake(table.schema.remove_metadata())
 
-        def stage(plan: EpochPlan) -> Staged:
-            receipt, kind = intake.stage(self._client, table, plan, Part(LOCAL_QUERY, epoch, 0))
-            return Staged([receipt], kind)
+        def stage(plan: EpochPlan) -> StagedEpoch:
+            receipt, kind = intake.stage(self._client, table, plan, Part(LOCAL_QUERY, turn, 0))
+            return StagedEpoch([receipt], kind)
 
-        committed = self._commit(intake, LOCAL_QUERY, epoch, stage)
-        return self._outputs(LOCAL_QUERY, epoch).read(self._client, 0, committed.rows)
+        committed = self._commit(intake, LOCAL_QUERY, turn, stage)
+        return self._outputs(LOCAL_QUERY, turn).read(self._client, 0, committed.rows)
 
     def _run_frame(self, frame: DataFrame, epoch: int) -> DataFrame:
-        query = frames.query_of(frame) or LOCAL_QUERY
+        query, turn = frames.query_of(frame) or LOCAL_QUERY, turn_of(epoch)
         intake = self._intake(frames.arrow_schema(frame.schema))
         staging = frames.Staging(self._client, intake, frame)
         committed = self._commit(
-            intake, query, epoch, lambda plan: Staged(staging(plan, epoch, query), staging.kind)
+            intake, query, turn, lambda plan: StagedEpoch(staging(plan, turn, query), staging.kind)
         )
-        outputs = self._outputs(query, epoch)
+        outputs = self._outputs(query, turn)
         schema = frames.spark_schema(outputs.read(self._client, 0, 0).schema)
         spark = frame.sparkSession
         tasks = min(max(1, committed.rows // OUTPUT_ROWS), spark.sparkContext.defaultParallelism)
@@ -177,34 +170,39 @@ class Transactions:
         return EventIntake(self._group, self.name, self._at, self._late, schema)
 
     def _commit(
-        self, intake: EventIntake, query: str, epoch: int, stage: Callable[[EpochPlan], Staged]
+        self, intake: EventIntake, query: str, turn: Turn, stage: Callable[[EpochPlan], StagedEpoch]
     ) -> EpochCommitted:
         schema = intake.schema.serialize().to_pybytes()
-        message = Message(self._program.message, self._kind, self._at, self._seq, schema)
-        place = Epoch(self._group.name, self.name, query, epoch)
-        return commit(self._client, place, stage, lambda kind: 0, message)
+        work = TransactionWork(self._program.message, self._kind, self._at, self._seq, schema)
+        name = EpochName(self._group.name, self.name, query, turn)
+        return commit(self._client, name, stage, lambda kind: 0, work, self._history)
 
-    def _outputs(self, query: str, epoch: int) -> Outputs:
-        return Outputs(self._group, writer_id(self.name, query), epoch)
+    def _outputs(self, query: str, turn: Turn) -> OutputsPlace:
+        return OutputsPlace(self._group.name, home_of(self._group), writer_id(self.name, query), turn)
 
 
-class Outputs:
+def home_of(group: GroupSpec) -> SliceId:
+    assert group.home is not None, "a group that was opened has a home"
+    return SliceId(group.home)
+
+
+class OutputsPlace(NamedTuple):
     """Where the outputs of an epoch are."""
 
-    def __init__(self, group: GroupSpec, writer: str, epoch: int) -> None:
-        self._group = group
-        self._writer = writer
-        self._epoch = epoch
+    resident: str
+    home: SliceId
+    writer: str
+    turn: Turn
 
     def read(self, client: Client, start: int, stop: int) -> pa.Table:
-        message = ReadOutputs(self._group.name, self._writer, self._epoch, start, stop)
-        return client.ask_home(self._group.home, lambda connection: connection.read(message))
+        message = ReadOutputs(self.resident, self.writer, self.turn, start, stop)
+        return client.ask_home(self.home, lambda connection: connection.read(message))
 
 
 class OutputTask:
     """For `mapInArrow` over the numbers of tasks: gives each its share of the outputs."""
 
-    def __init__(self, link: Link, outputs: Outputs, rows: int, tasks: int) -> None:
+    def __init__(self, link: Link, outputs: OutputsPlace, rows: int, tasks: int) -> None:
         self._link = link
         self._outputs = outputs
         self._rows = rows

@@ -11,9 +11,12 @@ import pyarrow as pa
 from millpond.client.client import Client
 from millpond.ops import frames
 from millpond.ops.columns import Names, as_table
-from millpond.ops.committing import Epoch, Staged, commit
+from millpond.ops.committing import EpochName, StagedEpoch, check_history, commit, turn_of
 from millpond.ops.intake import Intake, Part
-from millpond.wire.messages import LOCAL_QUERY, EpochCommitted, EpochPlan, Register, StateSpec
+from millpond.wire.base import LOCAL_QUERY, Turn
+from millpond.wire.epochs import EpochCommitted, EpochPlan
+from millpond.wire.house import Register
+from millpond.wire.specs import RowsWork, StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,31 +40,36 @@ class Update:
         late: str,
         name: str,
         seq: str | None = None,
+        history: str = "continue",
     ) -> None:
         self._intake = Intake(spec, key, at, value, delay, late, name, seq)
+        self._history = check_history(history)
         self._client = client
         self.name = name
+        self.state = spec.name
         client.call(Register(spec.name, name, "updater"))
 
     def __call__(self, rows: pa.Table | DataFrame, epoch: int) -> EpochCommitted:
         """Commits one epoch. When it returns, the rows are durable and U has moved; a replay changes nothing."""
+        turn = turn_of(epoch)
         if frames.is_frame(rows):
             query = frames.query_of(rows) or LOCAL_QUERY
-            if isinstance(epoch, int) and epoch < 0:
-                # A drain comes once, between two epochs of its query: it counts as a query of its own.
-                query, epoch = f"{query}.{-epoch}", 0
-            staged = frames.Staging(self._client, self._intake, rows)
-            return self._commit(epoch, query, lambda plan: Staged(staged(plan, epoch, query), staged.kind))
+            staging = frames.Staging(self._client, self._intake, rows)
+            return self._commit(
+                turn, query, lambda plan: StagedEpoch(staging(plan, turn, query), staging.kind)
+            )
         return self.commit(as_table(rows), epoch, LOCAL_QUERY)
 
     def commit(self, table: pa.Table, epoch: int, query: str) -> EpochCommitted:
         """Commits an Arrow table as an epoch of a query of that name: epochs are numbered for each query."""
-        return self._commit(epoch, query, lambda plan: self._stage(table, plan, epoch, query))
+        turn = turn_of(epoch)
+        return self._commit(turn, query, lambda plan: self._stage(table, plan, turn, query))
 
-    def _stage(self, table: pa.Table, plan: EpochPlan, epoch: int, query: str) -> Staged:
-        receipt, kind = self._intake.stage(self._client, table, plan, Part(query, epoch, 0))
-        return Staged([receipt], kind)
+    def _stage(self, table: pa.Table, plan: EpochPlan, turn: Turn, query: str) -> StagedEpoch:
+        receipt, kind = self._intake.stage(self._client, table, plan, Part(query, turn, 0))
+        return StagedEpoch([receipt], kind)
 
-    def _commit(self, epoch: int, query: str, stage: Callable[[EpochPlan], Staged]) -> EpochCommitted:
+    def _commit(self, turn: Turn, query: str, stage: Callable[[EpochPlan], StagedEpoch]) -> EpochCommitted:
         intake = self._intake
-        return commit(self._client, Epoch(intake.state, self.name, query, epoch), stage, intake.delay)
+        name = EpochName(intake.state, self.name, query, turn)
+        return commit(self._client, name, stage, intake.delay, RowsWork(), self._history)

@@ -7,16 +7,20 @@ import fcntl
 import os
 import re
 import secrets
+import sys
+import threading
 import time
+from contextlib import suppress
 from typing import IO, Any
 
 from millpond.client.client import Client
 from millpond.client.link import Link
-from millpond.coordinator.hosting import Embedded
+from millpond.coordinator.hosting import CODE_SECONDS, Embedded
 from millpond.coordinator.service import CoordinatorService
 from millpond.durable.files import OsFiles
-from millpond.errors import BadOption, BadRoot, PondInUse
+from millpond.errors import BadOption, BadRoot, MillpondError, PondInUse
 from millpond.pond.pond import Pond
+from millpond.runtime import Threads
 from millpond.wire.connection import LocalConnection
 from millpond.wire.flight import (
     FlightConnection,
@@ -25,10 +29,14 @@ from millpond.wire.flight import (
     check_host,
     read_only_token,
 )
-from millpond.wire.messages import Locate
+from millpond.wire.house import Locate
 
 SLICES_MAX = 65_535
+CODE_SECONDS_MIN = 0.1
+# What a container needs before it holds anything is some 300 MiB.
+MEMORY_MIN = 512 << 20
 ORPHANS_TIMEOUT_S = 30.0
+UPKEEP_S = 0.5
 
 
 def open_pond(
@@ -37,28 +45,38 @@ def open_pond(
     containers: int = 1,
     threads: int | None = None,
     slices: int = 64,
-    backups: int = 0,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
+    code_seconds: float = CODE_SECONDS,
+    memory: int | None = None,
 ) -> Pond:
     """Opens the pond under `root`, with all that it held, or makes a new one.
 
     Starts `containers` child processes with `threads` threads each (by default the cores are shared out); they
     end with this process, however it ends. `slices` counts for a new pond only: it never changes afterwards.
     Other processes may join at `pond.address` by `mp.connect`. One process at a time has a root open.
+
+    Transactions and rules of your own have `code_seconds` to end in, for each epoch or question: then they are ended,
+    and the epoch is refused with `CodeTookTooLong`; `math.inf` is for no limit. `memory` is how many bytes each
+    container may ask the system for; user code that goes beyond is refused with `OutOfMemory`. By default it is three
+    quarters of what the machine has.
     """
     _check_count("containers", containers, 1, 9_999)
     _check_count("slices", slices, 1, SLICES_MAX)
-    _check_count("backups", backups, 0, 0, hint="chained backup is not available yet: leave backups=0")
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // containers)
     _check_count("threads", threads, 1, 1024)
     _check_count("port", port, 0, 65_535)
+    _check_seconds("code_seconds", code_seconds)
+    if memory is not None:
+        _check_count(
+            "memory", memory, MEMORY_MIN, sys.maxsize, f"give bytes, at least {MEMORY_MIN:,}, or None"
+        )
     check_host(host)
     embedded = _EmbeddedPond(_checked_root(root))
     try:
-        embedded.start(containers, threads, slices, host, port)
+        embedded.start(containers, threads, slices, host, port, code_seconds, memory)
     except BaseException:
         embedded.close()
         raise
@@ -103,9 +121,19 @@ class _EmbeddedPond:
         self._token = ""
         self._coordinator: CoordinatorService | None = None
         self._server: FlightService | None = None
+        self._closing = threading.Event()
         atexit.register(self.close)
 
-    def start(self, containers: int, threads: int, slices: int, host: str, port: int) -> None:
+    def start(
+        self,
+        containers: int,
+        threads: int,
+        slices: int,
+        host: str,
+        port: int,
+        code_seconds: float,
+        memory: int | None,
+    ) -> None:
         files = OsFiles()
         try:
             is_new = not os.path.isdir(self._root)
@@ -126,11 +154,20 @@ class _EmbeddedPond:
         except OSError as error:
             raise _bad_root(self._root, error.strerror or str(error)) from None
         _await_orphans(self._root)
-        coordinator = CoordinatorService(files, self._root, containers, FlightDialer(self._token))
+        coordinator = CoordinatorService(files, self._root, FlightDialer(self._token), Threads())
         self._coordinator = coordinator
         # First, as the port may be taken; whoever joins before the pond is open is told to try again.
         self._server = FlightService(coordinator, self._token, host, port)
-        coordinator.start(Embedded(self._root, threads, coordinator.recover), slices)
+        hosting = Embedded(self._root, threads, coordinator.recover, code_seconds, memory)
+        coordinator.start(hosting, containers, slices)
+        threading.Thread(target=self._maintain, name="millpond-coordinator", daemon=True).start()
+
+    def _maintain(self) -> None:
+        while not self._closing.wait(UPKEEP_S):
+            coordinator = self._coordinator
+            if coordinator is not None:
+                with suppress(MillpondError, OSError):
+                    coordinator.maintain()
 
     @property
     def address(self) -> str:
@@ -143,6 +180,7 @@ class _EmbeddedPond:
 
     def close(self) -> None:
         atexit.unregister(self.close)
+        self._closing.set()
         # The coordinator first: calls that wait for a container are let go, and the server need not wait for them.
         if self._coordinator is not None:
             self._coordinator.close()
@@ -160,6 +198,15 @@ def _check_count(option: str, value: int, low: int, high: int, hint: str = "") -
         raise BadOption(
             f"{option}={value!r} is not between {low} and {high}",
             hint=hint or f"give a whole number from {low} to {high}",
+            option=option,
+        )
+
+
+def _check_seconds(option: str, value: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= CODE_SECONDS_MIN:
+        raise BadOption(
+            f"{option}={value!r} is not a number of seconds from {CODE_SECONDS_MIN} on",
+            hint=f"for example {option}={CODE_SECONDS}, or math.inf for no limit",
             option=option,
         )
 

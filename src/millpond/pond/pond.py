@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
@@ -28,21 +27,9 @@ from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
-from millpond.wire.messages import (
-    AskMetrics,
-    Checkpoint,
-    ContainerInfo,
-    GroupSpec,
-    ListStates,
-    Locate,
-    OpenState,
-    OpenTable,
-    Placement,
-    Spec,
-    StateList,
-    StateSpec,
-    check_name,
-)
+from millpond.wire.base import check_name
+from millpond.wire.house import AskMetrics, Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
+from millpond.wire.specs import GroupSpec, StateSpec
 
 
 class Owner(Protocol):
@@ -112,7 +99,7 @@ class Pond:
             update=updating,
             compact=compacting,
         )
-        self._client.call(OpenState(spec))
+        self._client.call(OpenResident(spec))
         return State(self._client, spec)
 
     def table(
@@ -142,18 +129,17 @@ class Pond:
         columns = TableSpec(key, value).columns
         spec = TableSpec(key, value, default_row(columns, default))
         canonical = replace(spec, key=format_ddl(pa.schema([spec.key_field])), value=format_ddl(spec.columns))
-        self._client.call(OpenTable(check_name(group, "the group"), name, canonical))
+        self._client.call(OpenResident(GroupSpec(check_name(group, "the group"), None, {name: canonical})))
         return self._existing_table(name)
 
     def tables(self) -> dict[str, Table]:
         """All tables by name."""
-        found = {
+        tables = {
             name: Table(self._client, spec, name)
-            for spec in self._specs()
-            if isinstance(spec, GroupSpec)
+            for spec in self._client.specs(GroupSpec).values()
             for name in spec.tables
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(tables.items()))
 
     def transactions(
         self,
@@ -165,19 +151,21 @@ class Pond:
         at: str = "ts",
         seq: str | None = None,
         late: str = "drop",
+        history: str = "continue",
     ) -> Transactions:
         """An operator `(rows, epoch)` that runs each event as a transaction, exactly once.
 
         `kinds` are the functions by the value of the column `kind`; with one function the column may be missing.
         The events of an epoch run as if one after the other in the order of the columns `at` and `seq`. Events
         older than the newest of the epochs before are late: dropped and counted, or with `late="error"` the epoch is
-        refused. `name` is the operator's, for ever: the same name continues where it stopped.
+        refused. `name` is the operator's, for ever: the same name continues where it stopped; `history` as for
+        `State.update`.
         """
         if isinstance(tables, str | Table):
             tables = [tables]
         names = [table.name if isinstance(table, Table) else str(table) for table in tables]
-        specs = self._specs()
-        groups = {table: spec for spec in specs if isinstance(spec, GroupSpec) for table in spec.tables}
+        specs = self._client.specs(GroupSpec).values()
+        groups = {table: spec for spec in specs for table in spec.tables}
         for table in names:
             if table not in groups:
                 raise self._unknown_table(table, groups)
@@ -189,7 +177,9 @@ class Pond:
                 option="tables",
             )
         group = groups[names[0]]
-        return Transactions(self._client, group, name, names, kinds, kind=kind, at=at, seq=seq, late=late)
+        return Transactions(
+            self._client, group, name, names, kinds, kind=kind, at=at, seq=seq, late=late, history=history
+        )
 
     def flow(self, name: str) -> Flow:
         """Several sources, updates and fetches as one streaming query with one checkpoint: see `Flow`."""
@@ -197,8 +187,9 @@ class Pond:
 
     def states(self) -> dict[str, State]:
         """All States by name."""
-        specs = {spec.name: spec for spec in self._specs() if isinstance(spec, StateSpec)}
-        return {name: State(self._client, spec) for name, spec in sorted(specs.items())}
+        return {
+            name: State(self._client, spec) for name, spec in sorted(self._client.specs(StateSpec).items())
+        }
 
     def containers(self) -> list[ContainerInfo]:
         """The containers that serve now: id, pid, address, slices."""
@@ -210,21 +201,48 @@ class Pond:
 
     def metrics(self) -> dict[str, Any]:
         """Figures of the coordinator, of each container, of each State, and of each group of tables and its plans."""
-        figures: dict[str, Any] = msgspec.to_builtins(self._client.call(AskMetrics()))
-        del figures["type"]
-        return figures
+        metrics = self._client.call(AskMetrics())
+        return {
+            "coordinator": metrics.coordinator,
+            "containers": metrics.containers,
+            **{plural: {} for plural in (StateSpec.plural, GroupSpec.plural)},
+            **metrics.residents,
+        }
 
     def checkpoint(self) -> None:
         """Snapshots what changed and truncates the logs, now. Happens by itself as the logs grow."""
         self._client.call(Checkpoint())
 
-    def _locate(self) -> Placement:
-        placement: Placement = self._client.call(Locate())
-        return placement
+    def forget(self, what: State | Table | str, name: str | None = None, query: str | None = None) -> None:
+        """Lets go of a State or a table, with all that it holds; what the pond remembers of it has an end.
 
-    def _specs(self) -> list[Spec]:
-        listed: StateList = self._client.call(ListStates())
-        return listed.states
+        With `name`, of an updater, fetcher or transactions operator of it: it holds U and F back no longer, rows that
+        wait for it are dropped, and what it did stays. With `query`, too, only of that query of the operator. An
+        operator that is built and used again begins as a new one.
+        """
+        if query is not None and name is None:
+            raise BadOption("query= is a query of an operator", hint="give its name=, too", option="query")
+        if name is not None:
+            check_name(name, "the operator")
+        if isinstance(what, State):
+            forget = Forget(what.name, name, query)
+        else:
+            table = what.name if isinstance(what, Table) else check_name(what, "the state or table")
+            groups = {
+                name: group.name for group in self._client.specs(GroupSpec).values() for name in group.tables
+            }
+            if isinstance(what, str) and what not in groups:
+                forget = Forget(what, name, query)
+            elif table not in groups:
+                raise self._unknown_table(table, groups)
+            elif name is not None:
+                forget = Forget(groups[table], name, query)
+            else:
+                forget = Forget(groups[table], table=table)
+        self._client.call(forget)
+
+    def _locate(self) -> Placement:
+        return self._client.call(Locate())
 
     def _existing_table(self, name: str) -> Table:
         tables = self.tables()

@@ -9,8 +9,10 @@ import pyarrow as pa
 from millpond.errors import BadOption, RowsWaiting
 from millpond.schema import parse_ddl
 from millpond.stores.keys import decode_keys
-from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, below_fetch_progress, format_time
-from millpond.wire.messages import StateProgress, StateSpec
+from millpond.stores.readiness import check_not_below, ready
+from millpond.times import TIME_MIN, Progress, TimeKind, format_time
+from millpond.wire.questions import StateProgress
+from millpond.wire.specs import StateSpec
 
 
 def kind_of(progress: StateProgress) -> TimeKind:
@@ -21,21 +23,18 @@ def kind_of(progress: StateProgress) -> TimeKind:
 def snapshot_time(at: Progress | None, progress: StateProgress) -> Progress | None:
     """The time to read at: `at` itself if it is final and not below F, or the newest final; None if nothing is."""
     kind = kind_of(progress)
-    newest_final = progress.update - 1
     if at is None:
-        if newest_final < TIME_MIN:
+        if progress.update <= TIME_MIN:
             return None
         # Compaction keeps the newest value below F, so that a read at F - 1 is right as well.
-        if newest_final < progress.fetch - 1 and newest_final < TIME_MAX:
-            raise below_fetch_progress(newest_final, progress.fetch, kind)
-        return newest_final
+        check_not_below(progress.update, progress.fetch, kind)
+        return progress.update - 1
     if math.isinf(at):
         raise BadOption(
             "a snapshot is of a time, or of all that is final", hint="leave the time out", option="at"
         )
-    if at < progress.fetch:
-        raise below_fetch_progress(at, progress.fetch, kind)
-    if at > newest_final:
+    check_not_below(at, progress.fetch, kind)
+    if not ready(None, at, progress.update):
         raise RowsWaiting(
             f"a snapshot at {format_time(at, kind)} is not final: U is {format_time(progress.update, kind)}",
             hint="leave the time out for the newest final values",

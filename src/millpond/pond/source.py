@@ -22,7 +22,8 @@ from millpond.ops.tasks import client_of
 from millpond.pond.snapshots import kind_of, snapshot_schema, snapshot_table, snapshot_time
 from millpond.pond.table import Table
 from millpond.times import Progress, time_of
-from millpond.wire.messages import AskProgress, GroupSpec, ListStates, StateList, StateProgress, StateSpec
+from millpond.wire.questions import AskProgress, StateProgress
+from millpond.wire.specs import GroupSpec, StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -46,9 +47,9 @@ def source_of(link: Link) -> type[DataSource]:
 
 
 class _Part(InputPartition):
-    def __init__(self, container: int, at: Progress) -> None:
-        super().__init__((container, at))
-        self.container = container
+    def __init__(self, slices: list[int], at: Progress) -> None:
+        super().__init__((slices, at))
+        self.slices = slices
         self.at = at
 
 
@@ -93,9 +94,8 @@ class _TableReader(DataSourceReader):
 
     def _open(self) -> Table:
         client = client_of(self._link)
-        listed: StateList = client.call(ListStates())
-        for spec in listed.states:
-            if isinstance(spec, GroupSpec) and self._table in spec.tables:
+        for spec in client.specs(GroupSpec).values():
+            if self._table in spec.tables:
                 return Table(client, spec, self._table)
         raise UnknownTable(f"there is no table {self._table!r} in this pond", table=self._table)
 
@@ -124,19 +124,21 @@ class _Reader(DataSourceReader):
             at = snapshot_time(_parse_as_of(self._as_of), progress)
         if at is None:
             return []
-        return [_Part(info.id, at) for info in client_of(self._link).placement().containers]
+        owners = client_of(self._link).placement().owners
+        return [
+            _Part([n for n, owner in enumerate(owners) if owner == each], at) for each in sorted(set(owners))
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
-        rows = client_of(self._link).read(self._state, partition.at, partition.container)
+        rows = client_of(self._link).read(self._state, partition.at, partition.slices)
         yield from snapshot_table(self._spec(), kind_of(self._progress()), rows).to_batches()
 
     def _spec(self) -> StateSpec:
-        listed: StateList = client_of(self._link).call(ListStates())
-        for spec in listed.states:
-            if isinstance(spec, StateSpec) and spec.name == self._state:
-                return spec
-        raise UnknownState(f"there is no state {self._state!r} in this pond", state=self._state)
+        specs = client_of(self._link).specs(StateSpec)
+        if self._state not in specs:
+            raise UnknownState(f"there is no state {self._state!r} in this pond", state=self._state)
+        return specs[self._state]
 
     def _progress(self) -> StateProgress:
         progress: StateProgress = client_of(self._link).call(AskProgress(self._state))

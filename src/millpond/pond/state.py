@@ -12,15 +12,16 @@ import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.code.rules import FetchRule, fetch_rule, latest, neighbours
-from millpond.errors import BadOption
+from millpond.errors import BadOption, WrongType
 from millpond.ops.columns import Names
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
 from millpond.pond.snapshots import kind_of, snapshot_table, snapshot_time
-from millpond.schema import parse_ddl
 from millpond.stores.ruleset import warn_if_interpreted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of
-from millpond.wire.messages import AskProgress, Register, Report, StateProgress, StateSpec, check_name
+from millpond.wire.base import check_name
+from millpond.wire.questions import AskProgress, Report, StateProgress
+from millpond.wire.specs import StateSpec
 
 
 class State:
@@ -48,6 +49,7 @@ class State:
         delay: str | int | timedelta = "0 seconds",
         late: str = "drop",
         seq: str | None = None,
+        history: str = "continue",
         name: str,
     ) -> Update:
         """An operator `(table, epoch)` that adds rows, exactly once.
@@ -56,7 +58,9 @@ class State:
         `delay` (a duration for timestamps, an integer for logical time); rows below the watermark of the epoch
         before are late: dropped and counted, or with `late="error"` the epoch is refused. Rows of one key and time
         take effect in the order of the column `seq`, without it in the order of the table. `name` is the updater's,
-        for ever: the same name continues where it stopped.
+        for ever: the same name continues where it stopped, in the same query. A name that another query began is
+        refused, unless `history="new"` (this query begins, the other ends) or `history="shared"` (both go on, each
+        with epochs and a watermark of its own).
         """
         return Update(
             self._client,
@@ -68,6 +72,7 @@ class State:
             late=late,
             name=name,
             seq=seq,
+            history=history,
         )
 
     def fetch(
@@ -80,6 +85,7 @@ class State:
         rule: FetchRule | Callable[..., Any] | None = None,
         isolation: str = "committed",
         delay: str | int | timedelta | None = None,
+        history: str = "continue",
         name: str | None = None,
     ) -> Fetch:
         """An operator that asks the State about every row.
@@ -91,13 +97,14 @@ class State:
         On a stream (`.to(function)`), `isolation="uncommitted"` answers as soon as U has passed the beginning of
         the range, from whatever is there by then. `delay` says how far rows may come out of order: with it the
         fetcher's progress follows its rows, F moves, and old values are compacted; rows that come later than that
-        are dropped and counted. Without it F stays where it is, and every row is answered, however late.
+        are dropped and counted. Without it F stays where it is, and every row is answered, however late. `name` and
+        `history` are as for `update`.
         """
         if rule is None:
             chosen = neighbours() if self._spec.update.name == "edges" else latest()
         else:
             chosen = fetch_rule(rule)
-            warn_if_interpreted(parse_ddl(self.value, "value"), chosen)
+            warn_if_interpreted(self._spec.shape.values, chosen)
         return Fetch(
             self._client,
             self._spec,
@@ -109,6 +116,7 @@ class State:
             isolation=isolation,
             delay=delay,
             name=name,
+            history=history,
         )
 
     def finish(self, name: str) -> None:
@@ -124,21 +132,20 @@ class State:
     ) -> None:
         """Explicit progress of the updater or the fetcher `name`. Progress never falls: a lower value is ignored.
 
-        The first report of a fetcher registers it; from then on it holds F back.
+        The first report of a fetcher registers it; from then on it holds F back. A fetcher's progress stays below rows
+        that wait, and below what its queries may still repeat. An integer is a time as the State counts it, microseconds
+        for timestamps.
         """
         check_name(name, "the updater or fetcher")
         update_progress, fetch_progress = _progress(update), _progress(fetch)
-        # First what may be refused: a report that is refused registers nobody.
         if update_progress is not None:
-            self._client.call(Report(self.name, name, update_progress, None))
+            self._client.call(Report(self.name, name, update_progress, None, _kind(update)))
         if fetch_progress is not None:
-            self._client.call(Register(self.name, name, "fetcher"))
-            self._client.call(Report(self.name, name, None, fetch_progress))
+            self._client.call(Report(self.name, name, None, fetch_progress, _kind(fetch)))
 
     def progress(self) -> StateProgress:
         """U (`update`), F (`fetch`), and the progress of each updater and fetcher."""
-        answer: StateProgress = self._client.call(AskProgress(self.name))
-        return answer
+        return self._client.call(AskProgress(self.name))
 
     def snapshot(self, at: int | datetime | None = None) -> pa.Table:
         """The newest final value of every key, as of `at`, as an Arrow table: key, `time`, value.
@@ -146,9 +153,22 @@ class State:
         Without `at`, as of the newest time that is final. A time that U has not passed, or below F, is refused.
         """
         progress = self.progress()
+        if _kind(at) == "timestamp" and progress.time_kind == "long":
+            raise WrongType(
+                f"{at!r} is a timestamp, but the times of state {self.name!r} are of kind long",
+                hint="give an integer",
+                column="",
+                expected="long",
+                actual="timestamp",
+            )
         asked = snapshot_time(_progress(at), progress)
         rows = None if asked is None else self._client.read(self.name, asked)
         return snapshot_table(self._spec, kind_of(progress), rows)
+
+
+def _kind(at: Any) -> str:
+    """What kind of time it must be; empty for an integer, which may be either."""
+    return "timestamp" if isinstance(at, datetime) else ""
 
 
 def _progress(at: Any) -> Progress | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +14,10 @@ from millpond.code.rules import FetchRule
 from millpond.errors import BadOption, BadRule, RuleFailed, TotalOverflow, WrongType
 from millpond.kernels import lookups
 from millpond.stores import views
-from millpond.stores.cells import Column, Layout, in_place_array
+from millpond.stores.cells import Column, Layout, in_place_array, numbers
 from millpond.stores.heaps import Heap
 from millpond.stores.ruleset import net, returned
-from millpond.stores.userrules import UserRule
+from millpond.stores.userrules import UserRule, fitting
 
 AGGREGATES = {"total": lookups.TOTAL, "smallest": lookups.SMALLEST, "largest": lookups.LARGEST}
 RULES = ("latest", "as_of", "values", "count", *AGGREGATES, "neighbours", "custom")
@@ -118,14 +117,14 @@ class Reader:
 
     def lists(self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int) -> list[pa.Array]:
         """Each value column's values over each range, oldest first."""
-        offsets, positions = _expanded(begin, end, total)
+        offsets, positions = expanded(begin, end, total)
         return _lists(offsets, self.gather(positions))
 
     def net(
         self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Offsets and positions of the additions that count in each range."""
-        offsets, positions = _expanded(begin, end, total)
+        offsets, positions = expanded(begin, end, total)
         columns = [self._columns[0], self._columns[-1]]
         kept = net(offsets, *self._gather(columns, positions))
         sums = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
@@ -145,47 +144,98 @@ class Reader:
         total: int,
     ) -> list[pa.Array]:
         """What a user's rule makes of each range; null for an empty one."""
-        name = getattr(rule.function, "__name__", "rule")
-        try:
-            # Compiled code knows no nulls.
-            if rule.kernel is None or self._mask >= 0:
-                return [self._interpreted(rule, type_, begin, end, total)]
-            out = np.empty(len(begin), np.float64 if pa.types.is_float64(type_) else np.int64)
-            valid = np.empty(len(begin), np.uint8)
-            rule.kernel(self._cells, self._cells.view(np.float64), begin, end, out, valid)
-            return [in_place_array(type_, out.view(np.int64), *_packed(valid))]
-        except Exception as error:  # noqa: BLE001 - user code
+
+        def failed(_: int, error: Exception) -> NoReturn:
+            name = getattr(rule.function, "__name__", "rule")
             raise RuleFailed(
                 f"the fetch rule {name!r} failed: {type(error).__name__}: {error}", rule=name
             ) from None
 
-    def _interpreted(
+        answers: dict[int, Any] = {}
+        kind = _kind(type_)
+
+        def use(i: int, answer: Any) -> None:
+            answers[i] = None if answer is None else fitting(answer, type_, kind)
+
+        left = self._interpret(rule, begin, end, total, use, failed)
+        if rule.kernel is None:
+            return [pa.array([answers.get(i) for i in range(len(begin))], type_)]
+        out = np.empty(len(begin), np.float64 if kind == "double" else np.int64)
+        valid = np.empty(len(begin), np.uint8)
+        rule.run(self._cells, self._cells.view(np.float64), begin, left, out, valid, failed=failed)
+        for i, answer in answers.items():
+            out[i], valid[i] = (0, 0) if answer is None else (answer, 1)
+        return [in_place_array(type_, out.view(np.int64), *_packed(valid))]
+
+    def kept(
+        self, rule: UserRule, begin: NDArray[np.int64], end: NDArray[np.int64], offsets: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], int]:
+        """Flags for the versions of all ranges that a user's rule keeps, and on how many ranges it failed: these stay."""
+        kept = np.ones(offsets[-1], np.uint8)
+        failures: list[int] = []
+
+        def use(i: int, answer: Any) -> None:
+            mask, part = np.asarray(answer), kept[offsets[i] : offsets[i + 1]]
+            if mask.shape != part.shape or mask.dtype.kind not in "biuf":
+                raise ValueError("the rule must give one boolean for each version")
+            part[:] = mask != 0
+
+        def failed(i: int, _: Exception) -> None:
+            failures.append(i)
+
+        left = self._interpret(rule, begin, end, int(offsets[-1]), use, failed)
+        if rule.kernel is not None:
+            rule.run(self._cells, self._cells.view(np.float64), begin, left, offsets, kept, failed=failed)
+        return kept, len(failures)
+
+    def _interpret(
         self,
         rule: UserRule,
-        type_: pa.DataType,
         begin: NDArray[np.int64],
         end: NDArray[np.int64],
         total: int,
-    ) -> pa.Array:
-        offsets, positions = _expanded(begin, end, total)
-        columns = self.seen(positions)
-        found = [
-            rule.function(*(column[start:stop] for column in columns)) if start < stop else None
-            for start, stop in itertools.pairwise(offsets.tolist())
-        ]
-        return pa.array(found, type_)
+        use: Callable[[int, Any], None],
+        failed: Callable[[int, Exception], None],
+    ) -> NDArray[np.int64]:
+        """Runs a rule as Python on the ranges that its kernel cannot take: those with a null, whatever others hold.
 
-    def seen(self, positions: NDArray[np.int64]) -> list[Any]:
-        """Times and values as an interpreted rule sees them: NumPy arrays of numbers, lists of all else."""
-        return [
-            self._cells[positions, 0],
-            *(
-                _numbers(column, array)
-                if not array.null_count and column.kind != "heap"
-                else array.to_pylist()
-                for (_, column), array in zip(self._columns, self.gather(positions), strict=True)
-            ),
+        Returns the ends of the ranges, with these made empty.
+        """
+        if rule.kernel is not None and self._mask < 0:
+            return end
+        offsets, positions = expanded(begin, end, total)
+        ranges = begin < end
+        if rule.kernel is not None:
+            nulls = np.concatenate(([0], np.cumsum(self._cells[positions, self._mask] != 0)))
+            ranges = nulls[offsets[:-1]] < nulls[offsets[1:]]
+        if ranges.any():
+            rule.interpret(self._arguments(ranges, offsets, positions), use, failed)
+        return np.where(ranges, begin, end)
+
+    def _arguments(
+        self, ranges: NDArray[np.bool_], offsets: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """What an interpreted rule sees of each of these ranges: the times and the value columns.
+
+        Numbers are NumPy arrays, as in compiled rules; a list is what has nulls in this range, or no numbers.
+        """
+        refs = self._references(positions)
+        times = self._cells[positions, 0]
+        columns = [
+            (self._heaps[c].take(refs).to_pylist(), None)
+            if column.kind == "heap"
+            else (numbers(column, self._cells, positions), self._nulls(column, positions))
+            for c, column in self._columns
         ]
+        for i in np.flatnonzero(ranges).tolist():
+            part = slice(*offsets[i : i + 2].tolist())
+            yield (
+                i,
+                [times[part], *(_with_nulls(values[part], nulls, part) for values, nulls in columns)],
+            )
+
+    def _nulls(self, column: Column, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        return None if self._mask < 0 else self._cells[positions, self._mask] >> column.bit & 1
 
     def aggregates(
         self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int, rule: int
@@ -254,7 +304,7 @@ class Reader:
         self, c: int, begin: NDArray[np.int64], end: NDArray[np.int64], total: int, rule: int
     ) -> pa.Array:
         """Smallest or largest of a heap column: of the values' places in their sorted order."""
-        offsets, positions = _expanded(begin, end, total)
+        offsets, positions = expanded(begin, end, total)
         items = self._heaps[c].take(self._references(positions))
         order = pc.sort_indices(items).to_numpy().astype(np.int64)
         ranks = np.empty((len(order), 2), np.int64)
@@ -271,7 +321,7 @@ def _answers(count: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     return np.empty(count, np.int64), np.empty((count + 7) // 8, np.uint8)
 
 
-def _expanded(
+def expanded(
     begin: NDArray[np.int64], end: NDArray[np.int64], total: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     offsets, positions = np.empty(len(begin) + 1, np.int64), np.empty(total, np.int64)
@@ -289,12 +339,17 @@ def _lists(offsets: NDArray[np.int64], columns: Sequence[pa.Array]) -> list[pa.A
     ]
 
 
-def _numbers(column: Column, array: pa.Array) -> NDArray[Any]:
-    """A column without nulls as compiled rules see it."""
-    if column.kind == "double":
-        return views.floats(array).astype(np.float64)
-    longs = views.longs(array)
-    return longs != 0 if pa.types.is_boolean(array.type) else longs
+def _kind(type_: pa.DataType) -> Literal["long", "double", "heap"]:
+    """How an answer of that type is made of what a rule gives: as a number, or as Arrow makes it."""
+    if pa.types.is_boolean(type_) or pa.types.is_signed_integer(type_):
+        return "long"
+    return "double" if views.is_double(type_) else "heap"
+
+
+def _with_nulls(values: Any, nulls: NDArray[np.int64] | None, part: slice) -> Any:
+    if nulls is None or not nulls[part].any():
+        return values
+    return [None if null else value for value, null in zip(values, nulls[part], strict=True)]
 
 
 def _packed(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +90,14 @@ class Layout:
                 if column.kind != "heap" and array.null_count:
                     lookups.mark_nulls(views.validity(array), array.offset, column.bit, rows)
         return rows
+
+
+def numbers(column: Column, cells: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[Any]:
+    """An in-place column at those positions as rules see it: longs, doubles or booleans."""
+    longs: NDArray[np.int64] = cells[positions, column.cell]
+    if column.kind == "double":
+        return longs.view(np.float64)
+    return longs != 0 if pa.types.is_boolean(column.field.type) else longs
 
 
 def in_place_array(

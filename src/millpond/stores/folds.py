@@ -6,7 +6,7 @@ A slice that folds holds each value column twice: what the update brought, and w
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from millpond.code.rules import UpdateRule
 from millpond.errors import BadRule
 from millpond.kernels import folding
 from millpond.stores import views
-from millpond.stores.cells import Column, Layout
+from millpond.stores.cells import Column, Layout, numbers
 from millpond.stores.heaps import Heap
-from millpond.stores.userrules import UserRule, fold_rule, row_type
+from millpond.stores.userrules import UserRule, fitting, fold_rule, row_type
 
 
 def stored_schema(values: pa.Schema, update: UpdateRule) -> pa.Schema:
@@ -92,7 +92,13 @@ class Fold:
         elif self._rule.kernel is None:
             self._interpret(self._rule, cells, heaps, positions, step)
         else:
-            self.failures += self._rule.kernel(cells, cells.view(np.float64), positions, step)
+            folded = [column.cell for _, column in self._pairs]
+
+            def failed(i: int, _: Exception) -> None:
+                self.failures += 1
+                cells[positions[i], folded] = cells[positions[i - 1], folded]
+
+            self._rule.run(cells, cells.view(np.float64), positions, step, failed=failed)
 
     def _add(
         self,
@@ -144,44 +150,47 @@ class Fold:
         """Row by row. An update on which the rule fails leaves the value as it was."""
         refs = cells[positions, self._reference] if heaps else positions
         count = len(self._pairs)
-        updates = [
-            _read(update, cells, heaps.get(n), positions, refs) for n, (update, _) in enumerate(self._pairs)
+        updates = [_read(of, cells, heaps.get(n), positions, refs) for n, (of, _) in enumerate(self._pairs)]
+        # What stands stays; what is the first of a chain is its update.
+        made = [
+            _read(to, cells, heaps.get(n + count), positions, refs) for n, (_, to) in enumerate(self._pairs)
         ]
-        before = [
-            _read(folded, cells, heaps.get(n + count), positions, refs)
-            for n, (_, folded) in enumerate(self._pairs)
-        ]
-        made: list[list[Any]] = [[] for _ in self._pairs]
-        for i, kind in enumerate(step.tolist()):
-            new = [column[i] for column in updates]
-            if kind == folding.STANDS:
-                result = [column[i] for column in before]
-            elif kind == folding.FIRST:
-                result = new
-            else:
-                old = [column[i - 1] for column in made]
-                result = self._apply(rule, old, new)
-            for column, value in zip(made, result, strict=True):
-                column.append(value)
-        folded_heaps = {}
-        for n, (_, folded) in enumerate(self._pairs):
-            if folded.kind == "heap":
-                folded_heaps[n + count] = pa.array(made[n], folded.field.type)
-            elif folded.kind == "double":
-                cells.view(np.float64)[positions, folded.cell] = made[n]
-            else:
-                cells[positions, folded.cell] = made[n]
-        self._renew(cells, heaps, positions, step, folded_heaps)
+        for of, to in zip(updates, made, strict=True):
+            for i in np.flatnonzero(step == folding.FIRST).tolist():
+                to[i] = of[i]
 
-    def _apply(self, rule: UserRule, old: list[Any], new: list[Any]) -> list[Any]:
-        try:
-            # Lists and dicts may be written to by the rule.
-            found = rule.function(self._row(*copy.deepcopy(old)), self._row(*copy.deepcopy(new)))
-            found = [found] if len(self._pairs) == 1 else list(found)
-            return [_fitting(value, folded) for value, (_, folded) in zip(found, self._pairs, strict=True)]
-        except Exception:  # noqa: BLE001 - user code; the epoch is decided, and must come to its end
+        def items() -> Iterator[tuple[int, list[Any]]]:
+            for i in np.flatnonzero(step == folding.FOLLOWS).tolist():
+                # Lists and dicts may be written to by the rule.
+                old, new = copy.deepcopy(([to[i - 1] for to in made], [of[i] for of in updates]))
+                yield i, [self._row(*old), self._row(*new)]
+
+        def use(i: int, result: Any) -> None:
+            values = [result] if count == 1 else list(result)
+            fits = [
+                fitting(value, to.field.type, to.kind)
+                for value, (_, to) in zip(values, self._pairs, strict=True)
+            ]
+            if any(value is None for value in fits):
+                raise ValueError("a rule must give a value")
+            for to, value in zip(made, fits, strict=True):
+                to[i] = value
+
+        def failed(i: int, _: Exception) -> None:
             self.failures += 1
-            return old
+            for to in made:
+                to[i] = to[i - 1]
+
+        rule.interpret(items(), use, failed)
+        folded_heaps = {}
+        for n, (_, to) in enumerate(self._pairs):
+            if to.kind == "heap":
+                folded_heaps[n + count] = pa.array(made[n], to.field.type)
+            elif to.kind == "double":
+                cells.view(np.float64)[positions, to.cell] = made[n]
+            else:
+                cells[positions, to.cell] = made[n]
+        self._renew(cells, heaps, positions, step, folded_heaps)
 
 
 def _add_vectors(updates: pa.Array, folded: pa.Array, step: NDArray[np.uint8]) -> pa.Array:
@@ -204,32 +213,6 @@ def _read(
     heap: Heap | None,
     positions: NDArray[np.int64],
     refs: NDArray[np.int64],
-) -> list[Any]:
+) -> Any:
     """A column as a rule sees it."""
-    found: list[Any]
-    if heap is not None:
-        found = heap.take(refs).to_pylist()
-    elif column.kind == "double":
-        found = cells.view(np.float64)[positions, column.cell].tolist()
-    else:
-        found = cells[positions, column.cell].tolist()
-        if pa.types.is_boolean(column.field.type):
-            found = [value != 0 for value in found]
-    return found
-
-
-def _fitting(value: Any, column: Column) -> Any:
-    """The value, if the column can hold it; else it raises."""
-    if value is None:
-        raise ValueError("a rule must give a value")
-    type_ = column.field.type
-    if column.kind == "heap":
-        return pa.scalar(value, type_).as_py()
-    if column.kind == "double":
-        return float(np.float32(value)) if pa.types.is_float32(type_) else float(value)
-    if pa.types.is_boolean(type_):
-        return int(bool(value))
-    whole = int(value)
-    if not -(1 << (type_.bit_width - 1)) <= whole < 1 << (type_.bit_width - 1):
-        raise ValueError("the value does not fit its column")
-    return whole
+    return numbers(column, cells, positions) if heap is None else heap.take(refs).to_pylist()

@@ -92,7 +92,10 @@ class BytesHeap:
 
     def _gathered(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         offsets = np.empty(len(numbers) + 1, np.int64)
-        data = np.empty(buffers.gather_sizes(self._offsets, numbers, offsets), np.uint8)
+        size = buffers.gather_sizes(self._offsets, numbers, offsets)
+        if size > np.iinfo(np.int32).max:
+            views.narrow_offsets(offsets)  # before so much memory is asked for
+        data = np.empty(size, np.uint8)
         buffers.gather_bytes(self._offsets, self._data, numbers, offsets, data)
         return offsets, data
 

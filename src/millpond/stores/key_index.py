@@ -143,6 +143,6 @@ class KeyIndex:
         if 2 * count >= len(self.table):
             # Drained in time by design; nothing may be left behind in any case.
             self.advance_growth(len(self.old))
-            self.old = self.table
-            self.table = np.zeros((2 * len(self.old), 2), np.int64)
+            larger = np.zeros((2 * len(self.table), 2), np.int64)  # first: memory may run out
+            self.old, self.table = self.table, larger
             self.control[at.MIGRATED] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -10,13 +11,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule, keep_latest, put
-from millpond.errors import BadRule, RuleInterpreted
+from millpond.errors import BadRule, BadType, RuleInterpreted
 from millpond.kernels import edges
 from millpond.schema import parse_ddl
 from millpond.stores import views
 from millpond.stores.cells import Layout
 from millpond.stores.folds import Fold, stored_schema
 from millpond.stores.userrules import UserRule, fetch_rule, fold_rule, keep_rule
+
+RESERVED_NAMES = ("_key", "_time", "_low", "_seq")
 
 
 class Ruleset:
@@ -36,6 +39,12 @@ class Ruleset:
         if self.compact.code is not None:
             self.keep = keep_rule(self.compact.code, values, self.layout)
         self.compaction_failures = 0
+
+    def copy(self) -> Ruleset:
+        """The same rules, with counts of their own."""
+        other = copy.copy(self)
+        other.fold = copy.copy(self.fold)
+        return other
 
     @property
     def failures(self) -> int:
@@ -73,6 +82,17 @@ def check_rules(values: pa.Schema, update: UpdateRule, compact: CompactRule) -> 
         )
     if update.name == "add":
         Fold(update, values, Layout(stored_schema(values, update)), 0)
+
+
+def check_value_names(values: pa.Schema) -> None:
+    """Refuses value columns whose names are those of Millpond's own, in the rows that it sends and stores."""
+    for name in values.names:
+        if name in RESERVED_NAMES:
+            raise BadType(
+                f"the value column {name!r} has a name that Millpond uses itself",
+                hint=f"give it another name, for example {name.lstrip('_')!r}",
+                ddl=f"{name} {values.field(name).type}",
+            )
 
 
 def _check_edges(values: pa.Schema, compact: CompactRule) -> None:

@@ -14,7 +14,7 @@ from millpond.kernels import compaction, lookups
 from millpond.kernels import control as at
 from millpond.kernels.folding import NEVER
 from millpond.stores import views
-from millpond.stores.answers import AGGREGATES, RULES, Reader, result_schema
+from millpond.stores.answers import AGGREGATES, RULES, Reader, expanded, result_schema
 from millpond.stores.arena import SMALLEST_TIME, Arena
 from millpond.stores.heaps import Heap, heap_for
 from millpond.stores.key_index import KeyIndex
@@ -71,6 +71,7 @@ class VersionedSlice:
         """Add versions, in the order of the rows: at equal key and time the later row replaces or follows the earlier.
 
         `keep_from` = F lets the entries touched drop versions that no read at F or later can see.
+        Where a user's rule runs out of memory or of stack, that is raised, and the slice is of no use any more.
         """
         self._check(keys, times)
         self._layout.check(values, len(keys), len(self.schema))
@@ -106,6 +107,22 @@ class VersionedSlice:
             rules.fold.run(self._arena.cells, self._heaps, *plan)
         if times.min() < self._swept_from:
             self._sweep_left = self.keys
+
+    def trial(
+        self,
+        keys: Keys,
+        times: NDArray[np.int64],
+        values: Sequence[pa.Array],
+        keep_from: int | None = None,
+    ) -> None:
+        """Run a user's own update rule on all that `insert` would run it on: nothing changes, nothing is counted.
+
+        Raises what `insert` would, such as a MemoryError. Under other rules it does nothing.
+        """
+        if self.rules.update.code is not None:
+            self._check(keys, times)
+            ids = np.unique(self._index.find(keys))
+            self._part(ids[ids >= 0], self.rules.copy()).insert(keys, times, values, keep_from)
 
     def load(self, batch: pa.RecordBatch) -> None:
         """Fill an empty slice with what `export` gave."""
@@ -176,21 +193,11 @@ class VersionedSlice:
         begin, end = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         cells, rules = self._arena.cells, self.rules
         total = compaction.ranges_below(ids, self._index.entries, cells, since, begin, end)
-        offsets, positions = np.empty(len(ids) + 1, np.int64), np.empty(total, np.int64)
-        lookups.expand(begin, end, offsets, positions)
+        offsets, positions = expanded(begin, end, total)
         reader = self._reader()
-        kept = np.ones(total, np.uint8)
         if rules.keep is not None:
-            try:
-                if rules.keep.kernel is not None and not self._masked:
-                    rules.keep.kernel(cells, cells.view(np.float64), begin, end, offsets, kept)
-                else:
-                    columns = reader.seen(positions)
-                    for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-                        kept[start:stop] = rules.keep.function(*(column[start:stop] for column in columns))
-            except Exception:  # noqa: BLE001 - user code; what it does not let go of stays
-                rules.compaction_failures += 1
-                return
+            kept, failures = reader.kept(rules.keep, begin, end, offsets)
+            rules.compaction_failures += failures
         else:
             columns = reader.gather(positions)
             kept = net(offsets, columns[0], columns[-1])
@@ -206,10 +213,9 @@ class VersionedSlice:
         lookups.entry_ranges(self._index.entries, self._control, begin, end)
         if 2 * np.count_nonzero(begin == end) <= self.keys:
             return
-        fresh = VersionedSlice(self.key_kind, self.schema, self.rules)
-        fresh.load(self.export())
-        self._control, self._index, self._arena = fresh._control, fresh._index, fresh._arena
-        self._heaps, self._masked, self._changed = fresh._heaps, fresh._masked, fresh._changed
+        fresh = self._part(np.flatnonzero(begin < end), self.rules)
+        self._control, self._index, self._arena = fresh._control, fresh._index, fresh._arena  # noqa: SLF001 - its own class
+        self._heaps, self._changed = fresh._heaps, fresh._changed  # noqa: SLF001
         self._sweep_cursor = 0
 
     # Reading
@@ -384,6 +390,29 @@ class VersionedSlice:
     def _reader(self) -> Reader:
         mask = self._layout.width if self._masked else -1
         return Reader(self._layout, len(self.schema), self._arena.cells, mask, self._heaps)
+
+    def _part(self, ids: NDArray[np.int64], rules: Ruleset) -> VersionedSlice:
+        """A slice of just these entries, with what was folded: no rule runs."""
+        part = VersionedSlice(self.key_kind, self.schema, rules)
+        begin, end = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        every, until = np.empty(0, np.int64), np.full(len(ids), _LARGEST_TIME)
+        total = lookups.ranges(ids, self._index.entries, self._arena.cells, every, until, begin, end)
+        offsets, positions = expanded(begin, end, total)
+        rows = self._arena.cells[positions]
+        if self._masked:
+            part._arena.widen()
+            part._masked = True
+        if self._heaps:
+            for c, heap in self._heaps.items():
+                part._heaps[c].append(heap.take(rows[:, self._layout.reference]))
+            rows[:, self._layout.reference] = np.arange(total)
+        keys = self._index.stored_keys().take(np.repeat(ids, np.diff(offsets)))
+        part._index.reserve(len(ids), 0)
+        part._arena.reserve(total)
+        part._arena.insert(
+            part._index.assign(keys), rows, False, SMALLEST_TIME, SMALLEST_TIME, part._index.entries
+        )
+        return part
 
     def _heap_rows(self) -> int:
         return next((heap.rows for heap in self._heaps.values()), 0)

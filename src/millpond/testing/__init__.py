@@ -1,15 +1,20 @@
 """What Millpond is tested with, for those who test what they build on it.
 
 `Oracle` says what a State must answer, `VirtualClock` moves when told to, `armed` makes a crash happen at a
-named point, `LossyFiles` loses what was not synced.
+named point, `LossyFiles` loses what was not synced, `simulate` runs a whole pond in all weathers from one seed.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted, reach
 from millpond.testing.clock import VirtualClock
 from millpond.testing.files import LossyFiles
 from millpond.testing.oracle import Oracle, Receipt
+
+if TYPE_CHECKING:
+    from millpond.testing.simulation.report import Report
 
 __all__ = [
     "POINTS",
@@ -21,4 +26,15 @@ __all__ = [
     "armed",
     "counted",
     "reach",
+    "simulate",
 ]
+
+
+def simulate(seed: int) -> Report:
+    """A whole pond with its applications, on virtual time, disk and network. Needs `millpond[testing]`.
+
+    The same seed gives the same report; `report.failure` is empty if every promise was kept.
+    """
+    from millpond.testing.simulation.scenario import simulate as run
+
+    return run(seed)

@@ -174,6 +174,10 @@ class LossyFiles:
             path = self._path(path)
             return path in self._names or path in self._directories
 
+    def is_dir(self, path: AnyPath) -> bool:
+        with self._lock:
+            return self._path(path) in self._directories
+
     # Crashes
 
     def halt(self, point: str = "halt") -> NoReturn:

@@ -13,6 +13,7 @@ from millpond.coordinator.service import CoordinatorService
 from millpond.durable.files import Files
 from millpond.errors import Unavailable
 from millpond.pond.pond import Pond
+from millpond.runtime import Serial
 from millpond.wire.connection import LocalConnection
 
 
@@ -31,7 +32,7 @@ class LocalHosting:
         self.kill(container)
         self._started += 1
         address = f"local:{self._started}"
-        self.services[container] = ContainerService(self._files, self._root)
+        self.services[container] = ContainerService(self._files, self._root, dial=self.dial)
         self._connections[address] = LocalConnection(self.services[container])
         self._current[container] = address
         return Host(0, address)
@@ -43,6 +44,12 @@ class LocalHosting:
         """The container ends at once, with all that it held in memory."""
         if self.services.pop(container, None) is not None:
             self._connections.pop(self._current.pop(container)).sever()
+
+    def stop_one(self, container: int) -> None:
+        self.kill(container)
+
+    def last_words(self, container: int) -> str:
+        return "is gone" if container not in self.services else "has not ended"
 
     def dial(self, address: str) -> LocalConnection:
         try:
@@ -60,9 +67,10 @@ class LocalPond(Pond):
 
     def __init__(self, files: Files, root: str = "/pond", containers: int = 1, slices: int = 4) -> None:
         self.hosting = LocalHosting(files, root)
-        self.coordinator = CoordinatorService(files, root, containers, self.hosting.dial, parallel=False)
-        self.coordinator.start(self.hosting, slices)
-        client = Client(LocalConnection(self.coordinator), self.hosting.dial, parallel=False)
+        runtime = Serial()
+        self.coordinator = CoordinatorService(files, root, self.hosting.dial, runtime)
+        self.coordinator.start(self.hosting, containers, slices)
+        client = Client(LocalConnection(self.coordinator), self.hosting.dial, runtime, files=files)
         super().__init__(client, "local", self.coordinator)
 
     def maintain(self) -> None:

@@ -127,7 +127,7 @@ class Oracle:
             if _fingerprint(row for row in rows if row[1] >= watermark) != seen:
                 raise EpochChanged(f"epoch {epoch} of {name!r} came again with other rows", epoch=epoch)
             return Receipt(0, 0, replayed=True)
-        expected = max(updater.epochs) + 1 if updater.epochs else max(epoch, 0)
+        expected = max(updater.epochs) + 1 if updater.epochs else 0
         if epoch != expected:
             raise EpochOutOfOrder(f"epoch {epoch}, not {expected}", epoch=epoch, expected=expected)
         if updater.progress == math.inf and rows:

@@ -9,37 +9,46 @@
         return accounts[src].balance
 
     accounts = TableSpec("long", "balance long", default={"balance": 0})
-    program = bind({"transfer": transfer}, {"accounts": accounts})
-    outcome = program.run(events, stores, at="ts", kind="type")
+    transactions = bind({"transfer": transfer}, {"accounts": accounts})
+    outcome = transactions.run(events, stores, at="ts", kind="type")
 
 A function is analysed when it is decorated, bound to tables, and compiled when the types of its events are known.
-Integers are 64 bits wide: a step that leaves that range aborts the transaction, as does any error in user code. A
-variable that is a long on one path and a double on another is a double. Timestamps are microseconds, as longs.
-Nothing here knows of ponds, Spark or files.
+Integers are 64 bits wide: a step that leaves that range aborts the transaction, as does any error in user code. What
+the machine cannot do, such as to find memory, is an error of the epoch, which leaves the tables as they were. A
+column of results that gets longs and doubles is one of doubles. Timestamps are microseconds, as longs.
+
+`compiler` makes kernels of functions, `run` takes epochs of events through them. Nothing here knows of ponds, Spark
+or files.
 """
 
 from __future__ import annotations
 
-from millpond.code.tables import ProgramCode, TableSpec, TransactionCode
+from millpond.code.tables import TableSpec, TransactionCode, TransactionSetCode
+from millpond.stores.compaction import compact
+from millpond.stores.strings import Strings
+from millpond.stores.tables import TableStore, new_stores
+from millpond.stores.undo import Undo
 from millpond.txn.functions import TransactionFunction, abort, load, transaction
-from millpond.txn.plans import PLANS
-from millpond.txn.program import Outcome, Program, bind, load_program
-from millpond.txn.tables import Strings, TableStore, new_stores
+from millpond.txn.run.plans import PLANS
+from millpond.txn.run.transaction_set import ArrangedEpoch, Outcome, TransactionSet, bind, load_transactions
 
 __all__ = [
     "PLANS",
+    "ArrangedEpoch",
     "Outcome",
-    "Program",
-    "ProgramCode",
     "Strings",
     "TableSpec",
     "TableStore",
     "TransactionCode",
     "TransactionFunction",
+    "TransactionSet",
+    "TransactionSetCode",
+    "Undo",
     "abort",
     "bind",
+    "compact",
     "load",
-    "load_program",
+    "load_transactions",
     "new_stores",
     "transaction",
 ]

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.txn.facts import EVENT_FRAME, Analysis, Use
+from millpond.txn.compiler.facts import EVENT_FRAME, Analysis, Use
 from millpond.txn.functions import TransactionFunction
 
 if TYPE_CHECKING:
-    from millpond.txn.program import Program
+    from millpond.txn.run.transaction_set import TransactionSet
 
 
 def explain_function(function: TransactionFunction, found: Analysis, runs: str = "") -> str:
@@ -42,17 +42,17 @@ def explain_function(function: TransactionFunction, found: Analysis, runs: str =
     return "\n".join(lines)
 
 
-def explain_program(program: Program) -> str:
+def explain_set(transactions: TransactionSet) -> str:
     slow: dict[str, str] = {}
     fast: set[str] = set()
-    for prepared in program.prepared:
+    for prepared in transactions.prepared:
         slow |= prepared.slow
         fast |= set(prepared.functions)
     parts = []
-    for kind, function in program.kinds.items():
-        text = explain_function(function, program.found[kind], _runs(kind, slow, fast))
+    for kind, function in transactions.kinds.items():
+        text = explain_function(function, transactions.found[kind], _runs(kind, slow, fast))
         parts.append(f"kind {kind!r}: {text}")
-    parts.append(f"plan of the epoch: {_epoch_plan(program.found)}")
+    parts.append(f"plan of the epoch: {_epoch_plan(transactions.found)}")
     return "\n\n".join(parts)
 
 

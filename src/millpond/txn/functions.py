@@ -16,9 +16,9 @@ from millpond.code.capture import capture
 from millpond.code.tables import TransactionCode
 from millpond.errors import Aborted, BadTransaction
 from millpond.schema import parse_ddl
-from millpond.txn._syntax import abort_call, check_repeatable, refuse
-from millpond.txn.analysis import analyse
-from millpond.txn.facts import Analysis
+from millpond.txn.compiler.analysis import analyse
+from millpond.txn.compiler.facts import Analysis
+from millpond.txn.compiler.syntax import abort_call, check_repeatable, refuse
 
 
 def abort(reason: str = "aborted") -> NoReturn:

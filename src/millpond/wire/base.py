@@ -25,8 +25,8 @@ NAME_PATTERN = r"^[a-z0-9_]{1,64}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 # A Spark query id, or LOCAL_QUERY for operators on Arrow tables.
 LOCAL_QUERY = "local"
-Query = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}\Z")]
-Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_.-]{1,128}\Z")]
+Query = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
+Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -7,14 +7,17 @@ Arrow Flight (`millpond.wire.flight`), or nothing at all (`LocalConnection`, for
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.errors import BadMessage, Unavailable
-from millpond.wire.messages import BATCH_BYTES_MAX, Message, check_size, decode, encode
+from millpond.wire.base import Call, Message
+from millpond.wire.codec import BATCH_BYTES_MAX, check_size, decode, encode
+
+R = TypeVar("R")
 
 
 class SlicedBatch(NamedTuple):
@@ -44,11 +47,11 @@ class Handler(Protocol):
 class Connection(Protocol):
     """Asks one handler. Raises what the handler raised; `Unavailable` if it cannot be reached."""
 
-    def call(self, message: Message) -> Any: ...
+    def call(self, message: Call[R]) -> R: ...
 
-    def exchange(self, message: Message, batches: Sequence[SlicedBatch]) -> Answer: ...
+    def exchange(self, message: Call[Any], batches: Sequence[SlicedBatch]) -> Answer: ...
 
-    def read(self, message: Message) -> pa.Table: ...
+    def read(self, message: Call[Any]) -> pa.Table: ...
 
     def close(self) -> None: ...
 
@@ -70,14 +73,14 @@ class LocalConnection:
             raise Unavailable("the container has ended", address="local")
         return self._handler
 
-    def call(self, message: Message) -> Any:
-        return decode(encode(self._alive().call(decode(encode(message)))))
+    def call(self, message: Call[R]) -> R:
+        return reply_to(message, encode(self._alive().call(decode(encode(message)))))
 
-    def exchange(self, message: Message, batches: Sequence[SlicedBatch]) -> Answer:
+    def exchange(self, message: Call[Any], batches: Sequence[SlicedBatch]) -> Answer:
         answer = self._alive().exchange(decode(encode(message)), checked(batches))
-        return Answer(decode(encode(answer.message)), answer.batch)
+        return Answer(reply_to(message, encode(answer.message)), answer.batch)
 
-    def read(self, message: Message) -> pa.Table:
+    def read(self, message: Call[Any]) -> pa.Table:
         schema, batches = self._alive().read(decode(encode(message)))
         return pa.Table.from_batches(list(batches), schema)
 
@@ -87,6 +90,14 @@ class LocalConnection:
     def sever(self) -> None:
         """From now on the handler does not answer, as if its process had ended."""
         self._handler = None
+
+
+def reply_to(message: Call[R], data: bytes | memoryview) -> R:
+    """The answer in `data`; BadMessage if it is none to that call."""
+    reply = decode(data)
+    if type(reply) is not message.reply:
+        raise BadMessage(f"{type(message).__name__} was answered by {type(reply).__name__}")
+    return cast(R, reply)
 
 
 def checked(batches: Iterable[SlicedBatch]) -> Iterator[SlicedBatch]:

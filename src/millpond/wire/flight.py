@@ -16,38 +16,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from millpond.errors import BadMessage, BadOption, MillpondError, Unauthorised, Unavailable, error_named
-from millpond.wire.connection import Answer, Handler, SlicedBatch, checked
-from millpond.wire.messages import (
-    CONTROL_BYTES_MAX,
-    Apply,
-    AskMetrics,
-    AskPending,
-    AskProgress,
-    Assign,
-    Checkpoint,
-    CommitEpoch,
-    Fetch,
-    FindRows,
-    ListStates,
-    Locate,
-    Message,
-    ReadOutputs,
-    ReadSlices,
-    ReadTable,
-    check_size,
-    decode,
-    encode,
-)
+from millpond.wire.base import Call
+from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, decode, encode
+from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
+from millpond.wire.questions import Question
 
-CALL_TIMEOUT_S = 120.0
-# Recovery, checkpoints and transactions take as long as there is much to do; a commit waits for a container to recover.
-LONG_TIMEOUT_S = 3600.0
-LONG_CALLS = (Apply, Assign, Checkpoint, CommitEpoch)
-# What a read-only token may ask for, and questions without code.
-READS = (
-    *(ListStates, Locate, AskProgress, AskPending, AskMetrics),
-    *(ReadSlices, ReadTable, FindRows, ReadOutputs),
-)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000
@@ -68,9 +41,9 @@ class _Caller(fl.ServerMiddleware):  # type: ignore[misc]
 
     def check(self, message: Any) -> None:
         """A read-only token asks and reads. It changes nothing, and sends no code."""
-        allowed = isinstance(message, READS) or (isinstance(message, Fetch) and message.code is None)
-        if self._reads_only and not allowed:
-            what = "send code" if isinstance(message, Fetch) else f"ask for {type(message).__name__}"
+        code = isinstance(message, Question) and message.code is not None
+        if self._reads_only and (code or not getattr(message, "reads", False)):
+            what = "send code" if code else f"ask for {type(message).__name__}"
             raise Unauthorised(
                 f"a read-only token cannot {what}",
                 hint="use the token in the file `token` under the pond's root",
@@ -141,6 +114,8 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
             _caller(context).check(message)
             answer = self._handler.exchange(message, checked(_incoming(reader)))
             reply = encode(answer.message)
+            if answer.batch is not None:
+                check_size(answer.batch.nbytes, BATCH_BYTES_MAX, "batch")
         if answer.batch is None:
             writer.write_metadata(reply)
         else:
@@ -211,21 +186,27 @@ class FlightConnection:
                 f"{address!r} is not an address: {error}", hint="for example 127.0.0.1:8815", option="address"
             ) from None
         headers = [(_HEADER.encode(), f"Bearer {token}".encode())]
-        self._options = fl.FlightCallOptions(timeout=CALL_TIMEOUT_S, headers=headers)
-        self._long_options = fl.FlightCallOptions(timeout=LONG_TIMEOUT_S, headers=headers)
+        self._headers = headers
+        self._options: dict[float, fl.FlightCallOptions] = {}
 
-    def call(self, message: Message) -> Any:
+    def _options_of(self, message: Call[Any]) -> fl.FlightCallOptions:
+        seconds = message.seconds
+        if seconds not in self._options:
+            self._options[seconds] = fl.FlightCallOptions(timeout=seconds, headers=self._headers)
+        return self._options[seconds]
+
+    def call(self, message: Call[R]) -> R:
         try:
-            options = self._long_options if isinstance(message, LONG_CALLS) else self._options
-            (result,) = self._client.do_action(fl.Action("call", encode(message)), options)
-            return decode(memoryview(result.body))
+            action = fl.Action("call", encode(message))
+            (result,) = self._client.do_action(action, self._options_of(message))
+            return reply_to(message, memoryview(result.body))
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise _from_wire(error, self.address) from None
 
-    def exchange(self, message: Message, batches: Sequence[SlicedBatch]) -> Answer:
+    def exchange(self, message: Call[Any], batches: Sequence[SlicedBatch]) -> Answer:
         try:
             writer, reader = self._client.do_exchange(
-                fl.FlightDescriptor.for_command(encode(message)), self._options
+                fl.FlightDescriptor.for_command(encode(message)), self._options_of(message)
             )
             with writer:
                 try:
@@ -239,13 +220,13 @@ class FlightConnection:
                     reader.read_chunk()
                     raise
                 chunk = reader.read_chunk()
-            return Answer(decode(memoryview(chunk.app_metadata)), chunk.data)
+            return Answer(reply_to(message, memoryview(chunk.app_metadata)), chunk.data)
         except (fl.FlightError, pa.ArrowException, OSError, StopIteration) as error:
             raise _from_wire(error, self.address) from None
 
-    def read(self, message: Message) -> pa.Table:
+    def read(self, message: Call[Any]) -> pa.Table:
         try:
-            return self._client.do_get(fl.Ticket(encode(message)), self._options).read_all()
+            return self._client.do_get(fl.Ticket(encode(message)), self._options_of(message)).read_all()
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise _from_wire(error, self.address) from None
 

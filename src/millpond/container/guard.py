@@ -1,0 +1,217 @@
+"""User code under guard: it has a time to end in, and memory that it can run out of, without taking the pond along."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from millpond.errors import CodeTookTooLong, Interrupted, OutOfMemory, RuleFailed, Unavailable
+
+# What a process that ended itself returns, and how its last line begins.
+EXIT_DOOMED = 70
+DOOMED = "millpond: "
+# How long interrupted code may take to end, and what a doomed process is given to answer.
+GRACE_S = 2.0
+LINGER_S = 1.0
+IDLE_THREADS_MAX = 8
+# Of the machine's memory, for a container of a pond that sets no limit: with more, the machine would choose whom to kill.
+MEMORY_SHARE = 0.75
+_CGROUP_LIMIT = "/sys/fs/cgroup/memory.max"
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+_here = threading.local()
+
+
+def end_process(why: str) -> None:
+    os.write(2, f"{DOOMED}{why}\n".encode(errors="backslashreplace"))
+    os._exit(EXIT_DOOMED)
+
+
+class Guard:
+    """Runs work that contains user code, for at most `seconds`.
+
+    What runs longer is interrupted. Code that cannot be, as compiled loops, dooms the process: `doomed` says why, and
+    `end` is called with it soon after, when the error has been sent.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        end: Callable[[str], None] = end_process,
+        grace_s: float = GRACE_S,
+        linger_s: float = LINGER_S,
+    ) -> None:
+        self.seconds = seconds
+        self.doomed = ""
+        self._end = end
+        self._grace_s = grace_s
+        self._linger_s = linger_s
+        self._idle: list[SimpleQueue[_Task[Any]]] = []
+
+    def run(self, what: str, work: Callable[[], _T]) -> _T:
+        """What `work` gives or raises. `what` names it in errors, as in "transactions 'ledger'".
+
+        After `CodeTookTooLong` and `OutOfMemory` the work has ended anywhere inside, or never will: the caller takes
+        back what it may have changed. Work inside guarded work is part of it. Not for work that waits for other work.
+        """
+        if current() is not None:
+            return work()
+        if self.doomed:
+            raise Unavailable(
+                f"the container is ending: {self.doomed}", hint="try again in a moment", address=""
+            )
+        task = _Task(work)
+        self._hand_over(task, what)
+        if not task.ended.wait(min(self.seconds, threading.TIMEOUT_MAX)):
+            self._interrupt(task, what)
+            raise CodeTookTooLong(
+                f"{what} ran longer than {self.seconds:g} s",
+                hint="mend what never ends, send smaller batches, or open the pond with a larger code_seconds=",
+                what=what,
+                seconds=self.seconds,
+            )
+        return task.outcome(what)
+
+    def _hand_over(self, task: _Task[Any], what: str) -> None:
+        """Gives the task to an idle thread, or to a new one."""
+        with suppress(IndexError):
+            self._idle.pop().put(task)
+            return
+        tasks: SimpleQueue[_Task[Any]] = SimpleQueue()
+        try:
+            threading.Thread(target=self._serve, args=(tasks,), name="millpond-code", daemon=True).start()
+        except RuntimeError:  # there is no room for its stack
+            raise _out_of_memory(what) from None
+        tasks.put(task)
+
+    def _serve(self, tasks: SimpleQueue[_Task[Any]]) -> None:
+        while True:
+            task = tasks.get()
+            task.perform()
+            is_needed = len(self._idle) < IDLE_THREADS_MAX
+            if is_needed:
+                self._idle.append(tasks)
+            task.ended.set()
+            if not is_needed:
+                return
+            del task
+
+    def _interrupt(self, task: _Task[Any], what: str) -> None:
+        """Returns when the task has ended, or the process is doomed."""
+        # Once: a second one might hit what takes back the work of the first.
+        task.interrupt()
+        if task.ended.wait(self._grace_s):
+            return
+        why = f"{what} ran longer than {self.seconds:g} s and could not be interrupted"
+        self.doomed = why
+        ending = threading.Timer(self._linger_s, self._end, [why])
+        ending.daemon = True
+        try:
+            ending.start()
+        except RuntimeError:
+            self._end(why)
+
+
+class _Task(Generic[_T]):
+    """A piece of guarded work, and the threads that are at it."""
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        self.ended = threading.Event()
+        self._work = work
+        self._value: _T
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._threads: set[int] = set()
+
+    def perform(self) -> None:
+        try:
+            self._value = self.take_part(self._work)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            self._error = error
+        if isinstance(self._error, MemoryError):
+            # Without its traceback, whose frames hold what filled the memory.
+            self._error = MemoryError(str(self._error))
+
+    def outcome(self, what: str) -> _T:
+        error, self._error = self._error, None
+        if error is None:
+            return self._value
+        if isinstance(error, MemoryError):
+            raise _out_of_memory(what)
+        if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
+            raise RuleFailed(f"{what} raised {type(error).__name__}", rule=what)
+        raise error
+
+    def take_part(self, work: Callable[[], _U]) -> _U:
+        """Runs `work` in this thread, which is interrupted with the task."""
+        thread = threading.get_ident()
+        try:
+            with self._lock:
+                self._threads.add(thread)
+            _here.task = self
+            return work()
+        finally:
+            _here.task = None
+            self._leave(thread)
+
+    def _leave(self, thread: int) -> None:
+        """From here on no interrupt comes, or is still to come."""
+        while thread in self._threads:
+            with suppress(Interrupted):
+                with self._lock:
+                    self._threads.discard(thread)
+                _raise_in(thread, ctypes.py_object())
+
+    def interrupt(self) -> None:
+        with self._lock:
+            for thread in self._threads:
+                _raise_in(thread, ctypes.py_object(Interrupted))
+
+
+def current() -> _Task[Any] | None:
+    return getattr(_here, "task", None)
+
+
+def shared(work: Callable[[], _T]) -> Callable[[], _T]:
+    """`work` for another thread that helps this one: if this one's is guarded, it is part of it."""
+    task = current()
+    return work if task is None else lambda: task.take_part(work)
+
+
+def _raise_in(thread: int, error: Any) -> None:
+    """Python raises the error in the thread before its next step; null takes back what is not yet raised."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+
+
+def _out_of_memory(what: str) -> OutOfMemory:
+    return OutOfMemory(
+        f"{what} ran out of memory",
+        hint="let the code hold less at once, send smaller batches, or open the pond with a larger memory=",
+        what=what,
+    )
+
+
+def limit_memory(limit: int) -> None:
+    """From here on this process gets a `MemoryError` where it asks for more than `limit` bytes.
+
+    It counts what the process may write to, whether or not it has. 0 is for most of what the machine has.
+    """
+    limit = limit or int(machine_memory() * MEMORY_SHARE)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if most != resource.RLIM_INFINITY:
+        limit = min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+
+
+def machine_memory() -> int:
+    """In bytes; where this runs in a control group with a limit, that."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError), open(_CGROUP_LIMIT) as file:
+        return min(total, int(file.read()))
+    return total

@@ -1,0 +1,293 @@
+"""What a container holds of one resident, whatever its kind: the protocol, and what all kinds have in common.
+
+A kind is a module of this package: a `Holding`, and the checks that opening one makes. `KINDS` finds it by the spec.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.errors import BadMessage, Moved, Unavailable
+from millpond.stores.keys import Keys
+from millpond.times import Progress
+from millpond.wire.base import Call, SliceId, Turn
+from millpond.wire.connection import Answer, SlicedBatch
+from millpond.wire.specs import Resident, Spec, Work
+
+
+class Runner(Protocol):
+    """Does `work` on every item, perhaps on several threads; returns when all is done, raises what work raised."""
+
+    def __call__(self, work: Callable[[Any], None], items: Sequence[Any], rows: int) -> None: ...
+
+
+def run_serially(work: Callable[[Any], None], items: Sequence[Any], rows: int) -> None:
+    for item in items:
+        work(item)
+
+
+class Limits(Protocol):
+    """Runs what may contain user code, and ends it when it takes too long."""
+
+    def run(self, what: str, work: Callable[[], _T]) -> _T: ...
+
+
+class Unlimited:
+    def run(self, what: str, work: Callable[[], _T]) -> _T:
+        return work()
+
+
+class Means(NamedTuple):
+    """What holdings work with: threads for slices, and limits on user code."""
+
+    run: Runner = run_serially
+    threads: int = 1
+    limits: Limits = Unlimited()
+
+
+class CheckedRows(NamedTuple):
+    """A batch that was checked: rows grouped by slice, `counts[slice]` each, and their keys with their hashes."""
+
+    batch: pa.RecordBatch
+    counts: npt.NDArray[np.int32]
+    keys: Keys | None = None
+
+    def cut(self, slices: Iterable[SliceId]) -> CheckedRows:
+        """The rows of these slices alone."""
+        chosen = np.zeros(len(self.counts), np.bool_)
+        chosen[list(slices)] = True
+        starts = np.concatenate(([0], np.cumsum(self.counts, dtype=np.int64)))
+        mine = np.flatnonzero(chosen & (self.counts > 0))
+        parts = [self.batch.slice(starts[n], self.counts[n]) for n in mine.tolist()]
+        batch = pa.concat_batches(parts) if parts else self.batch.slice(0, 0)
+        return CheckedRows(batch, np.where(chosen, self.counts, 0).astype(np.int32))
+
+
+class Record(NamedTuple):
+    """One epoch's rows in this container, as the log keeps them."""
+
+    resident: str
+    writer: str
+    turn: Turn
+    ballot: int
+    digest: int
+    work: Work
+    parts: list[CheckedRows]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.batch.num_rows for part in self.parts)
+
+    def cut(self, slices: Iterable[SliceId]) -> Record:
+        """What the record tells of these slices. The digest stays that of the whole."""
+        slices = list(slices)
+        return self._replace(parts=[part.cut(slices) for part in self.parts])
+
+
+class Store(Protocol):
+    """What a slice holds, as far as checkpoints go."""
+
+    def copy(self) -> Any: ...
+
+    def export(self) -> pa.RecordBatch: ...
+
+    def load(self, batch: pa.RecordBatch) -> None: ...
+
+    def validate(self) -> None: ...
+
+
+class Undo(Protocol):
+    """Takes back what an epoch that is not decided has done to a store, or to a copy of it."""
+
+    def __call__(self, store: Any) -> None: ...
+
+
+_S = TypeVar("_S", bound=Store)
+_T = TypeVar("_T")
+
+
+class HeldSlice(Generic[_S]):
+    """One slice of one resident. `vector` is `{writer: newest turn applied here}`.
+
+    `undecided` takes back the epoch that has run here and is not decided. While `torn` is set, an epoch is being
+    applied, or was and failed half-way: whoever takes the lock and finds it set must not look further.
+    """
+
+    __slots__ = ("dirty", "lock", "snapshot", "store", "torn", "undecided", "vector")
+
+    def __init__(self, store: _S) -> None:
+        self.store: _S = store
+        self.lock = threading.Lock()
+        self.vector: dict[str, Turn] = {}
+        self.dirty = False
+        self.snapshot: str | None = None
+        self.torn = False
+        self.undecided: Undo | None = None
+
+    def check_whole(self) -> None:
+        """Before anything is read. The caller holds the lock."""
+        if self.torn:
+            raise Unavailable("an epoch failed half-way here", hint="the slice is rebuilt", address="")
+
+    def decided_copy(self) -> _S:
+        """All that is decided, to be read while this slice goes on. The caller holds the lock."""
+        self.check_whole()
+        copy: _S = self.store.copy()
+        if self.undecided is not None:
+            self.undecided(copy)
+        return copy
+
+
+class Ready(NamedTuple):
+    """An epoch of which everything that may fail is done. What the kind adds is handed to its `apply`."""
+
+    record: Record
+    made: Any = None
+
+
+class Holding(ABC, Generic[_S]):
+    """What a container holds of one resident: a `HeldSlice` for each of its slices that the container owns.
+
+    Epochs come one at a time: *check* when rows are staged, *prepare* when they are logged, then *apply* or *undo*.
+    """
+
+    snapshot_schema: pa.Schema
+    runs_code = False
+    """Whether preparing an epoch runs user code, and so may take long."""
+    sweeps_code = False
+    """Whether upkeep runs user code."""
+
+    def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
+        self.resident = resident
+        self.pond_slices = pond_slices
+        self.means = means
+        self.slices: dict[SliceId, HeldSlice[_S]] = {}
+        self.broken: Exception | None = None
+
+    @property
+    def spec(self) -> Spec:
+        return self.resident.spec
+
+    @property
+    def name(self) -> str:
+        return self.resident.spec.name
+
+    def places(self, slices: Iterable[SliceId]) -> list[SliceId]:
+        """Those of the slices in which the resident is."""
+        everywhere = set(self.resident.spec.places(self.pond_slices))
+        return sorted(everywhere.intersection(slices))
+
+    def new_slice(self) -> HeldSlice[_S]:
+        return HeldSlice(self.new_store())
+
+    def applied(self, writer: str) -> Turn | None:
+        """The newest turn of the writer that every slice here has seen."""
+        turns = [held.vector.get(writer) for held in list(self.slices.values())]
+        return min((turn for turn in turns if turn is not None), default=None) if None not in turns else None
+
+    def held(self, number: SliceId) -> HeldSlice[_S]:
+        if self.broken is not None:
+            raise self.broken
+        try:
+            return self.slices[number]
+        except KeyError:
+            raise Moved(f"slice {number} is not served here", slice_id=number) from None
+
+    def check_counts(self, counts: npt.NDArray[np.int32]) -> None:
+        if len(counts) != self.pond_slices:
+            raise BadMessage(f"a batch counts its rows for {len(counts)} slices, not {self.pond_slices}")
+        for number in np.flatnonzero(counts).tolist():
+            self.held(SliceId(number))
+
+    def forget(self, writers: Sequence[str]) -> None:
+        """Lets go of what is remembered of writers that send no more."""
+        for held in list(self.slices.values()):
+            with held.lock:
+                for writer in writers:
+                    held.vector.pop(writer, None)
+                held.dirty = True
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant does not hold. For tests."""
+        for held in self.slices.values():
+            held.store.validate()
+
+    # What a kind says of itself
+
+    @abstractmethod
+    def new_store(self) -> _S: ...
+
+    def extend(self, resident: Resident) -> None:
+        """The resident was opened again, and may have grown."""
+        if resident.spec != self.resident.spec:
+            raise BadMessage(f"{resident.spec.name} is held here with another schema")
+
+    def is_stale(self, snapshot: pa.RecordBatch) -> bool:
+        """Whether a snapshot holds what the resident does not have any more."""
+        return False
+
+    @abstractmethod
+    def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
+        """The columns of an epoch's rows that have these names."""
+
+    @abstractmethod
+    def check(self, rows: SlicedBatch) -> tuple[CheckedRows, int]:
+        """Rows as the resident takes them, and their digest; an error if they are not."""
+
+    @abstractmethod
+    def prepare(self, record: Record) -> Ready:
+        """Does all that may fail. What it changes is not seen, and `undo` takes it back."""
+
+    def undo(self, ready: Ready) -> None:
+        """The epoch will not be decided."""
+
+    @abstractmethod
+    def apply(self, ready: Ready) -> int:
+        """Makes a decided epoch visible. Returns its rows."""
+
+    @abstractmethod
+    def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[_S]]) -> int:
+        """Applies a decided record to slices that are being rebuilt, where they have not seen it. Returns its rows."""
+
+    @abstractmethod
+    def exchange(self, message: Call[Any], rows: SlicedBatch) -> Answer:
+        """Answers a question that comes with rows."""
+
+    @abstractmethod
+    def read(self, message: Call[Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Answers a question that is answered with rows."""
+
+    def advance(self, fetch_progress: Progress, final_below: Progress) -> None:
+        """F and the time below which no update comes any more. Neither falls."""
+
+    def sweep(self, number: SliceId, budget: int) -> bool:
+        """A bounded piece of upkeep of a slice. True when there is nothing left to do."""
+        return True
+
+    @property
+    def outputs_bytes(self) -> int:
+        """What checkpoints write whether or not it changed."""
+        return 0
+
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """Figures. Those of a name in several containers are added up."""
+
+
+class Kind(Protocol):
+    """A kind of resident, as the rest of the house meets it."""
+
+    def opened(self, spec: Any, existing: Any, homes: Sequence[int], owners: Sequence[int]) -> Spec:
+        """The spec under which the resident goes on; SchemaMismatch if what exists is something else.
+
+        `homes` are the slices of residents that have one, `owners` the containers of all slices.
+        """
+
+    def holding(self, resident: Resident, pond_slices: int, means: Means) -> Holding[Any]: ...

@@ -1,0 +1,451 @@
+"""What a container holds of a group of tables: their rows, and what the last transactions on them gave.
+
+A group lives whole in one slice, its home. The events of an epoch run when it is prepared, in the order of their
+times, with an undo kept until it is decided; run again from the log, they leave the same tables and outputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from msgspec.structs import replace
+
+from millpond.code.tables import TableSpec, TransactionSetCode
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Undo
+from millpond.errors import BadMessage, BadType, SchemaMismatch, UnknownTable, WrongColumn, WrongType
+from millpond.schema import format_ddl
+from millpond.stores.outputs import Outputs, in_batches
+from millpond.stores.rows import digest_columns
+from millpond.txn import Strings, TableStore, TransactionSet, compact, load_transactions
+from millpond.wire.base import Call, Done, SliceId
+from millpond.wire.connection import Answer, SlicedBatch
+from millpond.wire.questions import FindRows, ReadOutputs, ReadTable
+from millpond.wire.specs import GroupSpec, Resident, TransactionWork, Work
+
+PARTS = pa.schema([("kind", pa.string()), ("name", pa.string()), ("rows", pa.large_binary())])
+"""A snapshot: one row for each table and for each epoch's outputs, which are Arrow streams."""
+
+REPORT_WAIT_S = 1.0
+
+
+class GroupStore:
+    """The tables of a group, and the outputs of the newest epochs of each writer."""
+
+    def __init__(self, tables: Mapping[str, TableSpec]) -> None:
+        self.strings = Strings()
+        self.tables: dict[str, TableStore] = {}
+        self.outputs = Outputs()
+        self.set_tables(tables)
+
+    def set_tables(self, tables: Mapping[str, TableSpec]) -> None:
+        """From now on these; those that are there already keep their rows."""
+        for name in set(self.tables) - set(tables):
+            del self.tables[name]
+        for name, spec in tables.items():
+            if name not in self.tables:
+                self.tables[name] = TableStore(spec, self.strings)
+
+    def copy(self) -> GroupStore:
+        """All of it as it is now, to be read while this one goes on."""
+        other = GroupStore({})
+        other.strings = self.strings.copy()
+        other.tables = {name: table.copy(other.strings) for name, table in self.tables.items()}
+        other.outputs = self.outputs.copy()
+        return other
+
+    def export(self) -> pa.RecordBatch:
+        parts = [("table", name, table.export()) for name, table in self.tables.items()]
+        parts += [("outputs", name, rows) for name, rows in self.outputs.parts()]
+        columns = [
+            pa.array([kind for kind, _, _ in parts], pa.string()),
+            pa.array([name for _, name, _ in parts], pa.string()),
+            _streams_of([rows for _, _, rows in parts]),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=PARTS)
+
+    def load(self, batch: pa.RecordBatch) -> None:
+        for kind, name, stream in zip(*batch.columns, strict=True):
+            rows = pa.ipc.open_stream(stream.as_buffer()).read_all()
+            if kind.as_py() == "outputs":
+                self.outputs.load(name.as_py(), rows)
+            elif name.as_py() in self.tables:  # else it was dropped since
+                self.tables[name.as_py()].load(rows)
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant does not hold. For tests."""
+        for table in self.tables.values():
+            table.validate()
+
+
+class Ran(NamedTuple):
+    """What the events of an epoch gave, and how to take it back."""
+
+    outputs: pa.Table
+    aborted: int
+    figures: dict[str, Any]
+    undo: Undo
+
+
+class GroupHolding(Holding[GroupStore]):
+    """One group in this container: with its store if the container owns its home, else in name only."""
+
+    snapshot_schema = PARTS
+    runs_code = True
+
+    def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
+        super().__init__(resident, pond_slices, means)
+        self._figures: dict[str, Any] = {"epochs": 0, "events": 0, "committed": 0, "aborted": 0}
+        self._sizes: dict[str, dict[str, int]] = {}
+
+    @property
+    def _group(self) -> GroupSpec:
+        spec = self.resident.spec
+        assert isinstance(spec, GroupSpec)
+        return spec
+
+    @property
+    def _home(self) -> SliceId:
+        assert self._group.home is not None
+        return SliceId(self._group.home)
+
+    def new_store(self) -> GroupStore:
+        return GroupStore(self._group.tables)
+
+    def extend(self, resident: Resident) -> None:
+        """The group has gained tables, or lost one."""
+        if resident.spec == self.resident.spec:
+            return
+        assert isinstance(resident.spec, GroupSpec)
+        for held in list(self.slices.values()):
+            with held.lock:
+                held.store.set_tables(resident.spec.tables)
+                held.dirty = True
+        self.resident = resident
+
+    def is_stale(self, snapshot: pa.RecordBatch) -> bool:
+        kinds, names = snapshot.column(0).to_pylist(), snapshot.column(1).to_pylist()
+        return any(
+            kind == "table" and name not in self._group.tables
+            for kind, name in zip(kinds, names, strict=True)
+        )
+
+    def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
+        return schema_of(self._transactions(work))
+
+    def _transactions(self, work: Work) -> TransactionWork:
+        if not isinstance(work, TransactionWork):
+            raise BadMessage(f"{self.name} is a group of tables: its epochs are transactions")
+        return work
+
+    # Events in
+
+    def check(self, rows: SlicedBatch) -> tuple[CheckedRows, int]:
+        batch, counts = rows
+        self.check_counts(counts)
+        if counts[self._home] != batch.num_rows:
+            raise BadMessage(f"events for group {self.name} come for its home, slice {self._home}")
+        return CheckedRows(batch, counts), digest_columns(batch.columns)
+
+    def prepare(self, record: Record) -> Ready:
+        """Runs the events. Whoever reads in between sees the tables as they were."""
+        held = self.held(self._home)
+        what = f"the transactions of {record.writer.partition('@')[0]!r}"
+
+        def run() -> Ran:
+            with held.lock:
+                held.check_whole()
+                assert held.undecided is None, "an epoch is undecided"
+                ran: Ran | None = None
+                try:
+                    ran = self._run(record, held.store)
+                    held.undecided = ran.undo
+                except BaseException:
+                    # Between the two, an interrupt would leave an epoch that nobody can take back.
+                    if ran is not None:
+                        ran.undo(held.store)
+                        held.undecided = None
+                    raise
+                return ran
+
+        return Ready(record, self.means.limits.run(what, run))
+
+    def undo(self, ready: Ready) -> None:
+        held = self.slices.get(self._home)
+        if held is None:
+            return
+        with held.lock:
+            if held.undecided is ready.made.undo:
+                held.undecided(held.store)
+                held.undecided = None
+
+    def apply(self, ready: Ready) -> int:
+        held = self.held(self._home)
+        with held.lock:
+            self._keep(ready.record, ready.made, held)
+            held.undecided = None
+        self._count(ready.made)
+        return len(ready.made.outputs)
+
+    def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[GroupStore]]) -> int:
+        held = slices.get(self._home)
+        if held is None or self.broken is not None:
+            return 0
+        seen = held.vector.get(record.writer)
+        if seen is not None and seen >= record.turn:
+            return 0
+        ran = self.means.limits.run(
+            f"group {self.name!r} from the log", lambda: self._run(record, held.store)
+        )
+        self._keep(record, ran, held)
+        self._count(ran)
+        return len(ran.outputs)
+
+    def _keep(self, record: Record, ran: Ran, held: HeldSlice[GroupStore]) -> None:
+        held.torn = True
+        held.store.outputs.keep(record.writer, record.turn, ran.outputs)
+        held.vector[record.writer] = record.turn
+        held.dirty = True
+        held.torn = False
+
+    def _run(self, record: Record, store: GroupStore) -> Ran:
+        """Runs an epoch's events on the tables. An error leaves them as they were."""
+        work = self._transactions(record.work)
+        functions = functions_of(work)
+        for name, spec in functions.tables.items():
+            if self._group.tables.get(name) != spec:
+                raise BadMessage(f"group {self.name} has no table {name!r} of these types")
+        schema = schema_of(work)
+        batches = [part.batch for part in record.parts]
+        if any(not batch.schema.equals(schema) for batch in batches):
+            raise BadMessage(f"events for group {self.name} are not of the schema they were announced with")
+        # Once here, or again wherever a column is wanted as one array.
+        events = pa.Table.from_batches(batches, schema).combine_chunks()
+        try:
+            arranged = functions.arrange(events, kind=work.kind, at=work.at, seq=work.seq)
+        except pa.ArrowException as error:
+            raise WrongType(
+                f"events for group {self.name} cannot be read: {error}",
+                hint="cast the columns of kind, time and seq to string, timestamp or long",
+            ) from None
+        outcome = functions.execute(arranged, store.tables, self.means.threads)
+        outputs = outcome.outputs.drop_columns(["event"])
+        aborted = len(events) - outputs["reason"].null_count
+        for field, column in zip(outputs.schema, outputs.columns, strict=True):
+            events = events.append_column(field, column)
+        undo = outcome.undo
+        return Ran(events, aborted, outcome.figures, lambda store: undo.put_back(store.tables))
+
+    def _count(self, ran: Ran) -> None:
+        before, events = self._figures, len(ran.outputs)
+        self._figures = {
+            "epochs": before["epochs"] + 1,
+            "events": before["events"] + events,
+            "committed": before["committed"] + events - ran.aborted,
+            "aborted": before["aborted"] + ran.aborted,
+            "last": ran.figures,
+        }
+
+    def forget(self, writers: Sequence[str]) -> None:
+        super().forget(writers)
+        for held in list(self.slices.values()):
+            with held.lock:
+                for writer in writers:
+                    held.store.outputs.forget(writer)
+
+    # Questions
+
+    def exchange(self, message: Call[Any], rows: SlicedBatch) -> Answer:
+        if not isinstance(message, FindRows):
+            raise BadMessage(f"{self.name} is a group of tables: it does not answer {type(message).__name__}")
+        keys, spec = rows.batch, self._group.tables.get(message.table)
+        if spec is None or keys.num_columns != 1 or not keys.schema.field(0).type.equals(spec.key_type):
+            raise BadMessage(f"keys for table {message.table!r} come as one column of its key's type")
+        rows_there = self._read(message.table, lambda table: table.find(keys.column(0)))
+        return Answer(
+            Done(),
+            rows_there.combine_chunks().to_batches()[0] if len(rows_there) else _empty(rows_there.schema),
+        )
+
+    def read(self, message: Call[Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        if isinstance(message, ReadTable):
+            rows = self._read(message.table, lambda table: table.snapshot())
+        elif isinstance(message, ReadOutputs):
+            held = self.held(self._home)
+            with held.lock:
+                rows = held.store.outputs.find(message.writer, message.turn)
+            rows = rows.slice(message.start, max(message.stop - message.start, 0))
+        else:
+            raise BadMessage(f"{self.name} is a group of tables: it does not answer {type(message).__name__}")
+        return rows.schema, in_batches(rows)
+
+    def _read(self, table: str, ask: Any) -> pa.Table:
+        """Rows of a table with the key under its name, as decided epochs left it."""
+        held = self.held(self._home)
+        with held.lock:
+            held.check_whole()
+            store = held.store if held.undecided is None else held.decided_copy()
+            if table not in store.tables:
+                raise UnknownTable(f"there is no table {table!r} in group {self.name!r}", table=table)
+            rows = ask(store.tables[table])
+        return rows.rename_columns(table_schema(self._group.tables[table]).names)
+
+    def sweep(self, number: SliceId, budget: int) -> bool:
+        """Lets go of keys that were only asked for, and of strings that nothing holds any more."""
+        held = self.slices.get(number)
+        # Not while an epoch runs: it is looked at again soon.
+        if held is not None and held.lock.acquire(blocking=False):
+            try:
+                if not held.torn and held.undecided is None:
+                    compact(held.store.tables.values())
+            finally:
+                held.lock.release()
+        return True
+
+    @property
+    def outputs_bytes(self) -> int:
+        return sum(held.store.outputs.nbytes for held in list(self.slices.values()))
+
+    def report(self) -> dict[str, Any]:
+        """Figures: of the tables, and of how transactions ran.
+
+        Those of tables are older while a long epoch runs: a container that is busy must not look as if it had ended.
+        """
+        if self.broken is not None:
+            return {"broken": str(self.broken)}
+        held = self.slices.get(self._home)
+        if held is None:
+            return {}
+        if held.lock.acquire(timeout=REPORT_WAIT_S):
+            try:
+                tables = held.store.tables.items()
+                self._sizes = {name: {"keys": len(t), "bytes": t.nbytes} for name, t in tables}
+            finally:
+                held.lock.release()
+        return {**self._figures, "tables": self._sizes}
+
+
+class GroupKind:
+    """What opening a table decides: a spec of its group with that table alone comes in, one with all of them goes out."""
+
+    def opened(
+        self, spec: GroupSpec, existing: GroupSpec | None, homes: Sequence[int], owners: Sequence[int]
+    ) -> GroupSpec:
+        for name, table in spec.tables.items():
+            known = existing.tables.get(name) if existing is not None else None
+            if known is None:
+                _check_table(name, table)
+            elif known != table:
+                was, wanted = describe_table(known, spec.name), describe_table(table, spec.name)
+                raise table_exists(name, was, wanted)
+        if existing is None:
+            return replace(spec, home=_new_home(homes, owners))
+        tables = {**existing.tables, **spec.tables}
+        return existing if tables == existing.tables else replace(existing, tables=tables)
+
+    def holding(self, resident: Resident, pond_slices: int, means: Means) -> GroupHolding:
+        return GroupHolding(resident, pond_slices, means)
+
+
+def table_exists(name: str, was: str, wanted: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"table {name!r} exists otherwise\n  existing:  {was}\n  requested: {wanted}",
+        hint="open it as it is, or choose another name",
+        state=name,
+        existing=was,
+        requested=wanted,
+    )
+
+
+def describe_table(spec: TableSpec, group: str) -> str:
+    return f"key={spec.key!r}, value={spec.value!r}, default={spec.default!r}, group={group!r}"
+
+
+def _new_home(homes: Sequence[int], owners: Sequence[int]) -> int:
+    """A slice of the container that is home to the fewest residents; one that is no home yet, if there is."""
+    per_container = Counter(owners[home] for home in homes)
+    container = min(dict.fromkeys(owners), key=lambda owner: per_container[owner])
+    slices = [number for number, owner in enumerate(owners) if owner == container]
+    return min(slices, key=homes.count)
+
+
+def _check_table(name: str, spec: TableSpec) -> None:
+    key, columns = pa.schema([spec.key_field]), spec.columns
+    if (format_ddl(key), format_ddl(columns)) != (spec.key, spec.value):
+        raise BadMessage(f"the types of table {name!r} are not in their canonical form")
+    if spec.key_field.name in columns.names:
+        raise BadType(
+            f"key and value of table {name!r} both have a column {spec.key_field.name!r}",
+            hint="give one of them another name",
+            ddl=spec.key_field.name,
+        )
+    TableStore(spec, Strings())  # a default that does not fit raises
+
+
+def table_schema(spec: TableSpec) -> pa.Schema:
+    """The columns of a table as users see it: the key, then the rest."""
+    return pa.schema([spec.key_field, *spec.columns])
+
+
+def outputs_names(functions: TransactionSet) -> list[str]:
+    """The columns that outputs have beyond the events'."""
+    results = [name for function in functions.kinds.values() for name in function.result_names]
+    return ["committed", "reason", *dict.fromkeys(results)]
+
+
+def check_outputs(functions: TransactionSet, names: Sequence[str]) -> None:
+    """The events' columns must leave room for the outputs'."""
+    for name in outputs_names(functions):
+        if name in names:
+            raise WrongColumn(
+                f"the events have a column {name!r}, which the outputs need",
+                hint='rename it, or name results otherwise: @mp.transaction(results="balance")',
+                column=name,
+                available=list(names)[:50],
+            )
+
+
+def schema_of(work: TransactionWork) -> pa.Schema:
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(work.schema))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BadMessage(f"the schema of events cannot be read: {error}") from None
+
+
+def functions_of(work: TransactionWork) -> TransactionSet:
+    """The functions, loaded and compiled once for the same text."""
+    return _loaded(msgspec.msgpack.encode(work.functions))
+
+
+@lru_cache(maxsize=64)
+def _loaded(text: bytes) -> TransactionSet:
+    return load_transactions(msgspec.msgpack.decode(text, type=TransactionSetCode))
+
+
+def _streams_of(tables: Sequence[pa.Table]) -> pa.Array:
+    """Each table as an Arrow stream. They are measured first: a buffer that grows would be copied again and again."""
+    measured = pa.MockOutputStream()
+    _write_streams(measured, tables)
+    buffer = pa.allocate_buffer(measured.size())
+    with pa.FixedSizeBufferWriter(buffer) as sink:
+        ends = _write_streams(sink, tables)
+    offsets = pa.array([0, *ends], pa.int64()).buffers()[1]
+    return pa.Array.from_buffers(pa.large_binary(), len(tables), [None, offsets, buffer])
+
+
+def _write_streams(sink: pa.NativeFile, tables: Sequence[pa.Table]) -> list[int]:
+    """Writes the tables one after the other; tells where each ends."""
+    ends = []
+    for rows in tables:
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        ends.append(sink.tell())
+    return ends
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

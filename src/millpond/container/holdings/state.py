@@ -1,0 +1,382 @@
+"""What a container holds of a State: its slices of versioned values, and the questions that they answer."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.code.rules import CompactRule, FetchRule, UpdateRule
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
+from millpond.errors import BadMessage, BadType, NullKey, NullTime, NullValue, SchemaMismatch
+from millpond.kernels.hashing import slices_of
+from millpond.schema import check_key_types, format_ddl
+from millpond.stores.keys import Keys, decode_keys
+from millpond.stores.readiness import check_not_below, lowest_asked
+from millpond.stores.rows import digest_rows
+from millpond.stores.ruleset import check_rules, check_value_names
+from millpond.stores.versioned import Ruleset, VersionedSlice, result_schema
+from millpond.times import TIME_MAX, TIME_MIN, Progress
+from millpond.wire.base import Call, Done, SliceId
+from millpond.wire.connection import Answer, SlicedBatch
+from millpond.wire.questions import Question, ReadSlices
+from millpond.wire.specs import KEY, LOW, SEQ, TIME, Resident, RowsWork, StateSpec, Work
+
+
+class StateHolding(Holding[VersionedSlice]):
+    """One State's slices in this container."""
+
+    def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
+        super().__init__(resident, pond_slices, means)
+        spec = resident.spec
+        assert isinstance(spec, StateSpec)
+        self._state = spec
+        self._shape = spec.shape
+        self.snapshot_schema = spec.shape.rows
+        self.rules = Ruleset(spec.shape.values, spec.update, spec.compact)
+        self.runs_code = spec.runs_code
+        self.sweeps_code = spec.compact.code is not None
+        self.fetch_progress: Progress = resident.fetch_progress
+        self.final_below: Progress = resident.final_below
+
+    def new_store(self) -> VersionedSlice:
+        return VersionedSlice(self._shape.key_kind, self._shape.values, self.rules)
+
+    def advance(self, fetch_progress: Progress, final_below: Progress) -> None:
+        self.fetch_progress = max(self.fetch_progress, fetch_progress)
+        self.final_below = max(self.final_below, final_below)
+
+    @property
+    def keep_from(self) -> int | None:
+        """The time from which every version is kept; None while nothing may be compacted.
+
+        What is not final stays as well: an update before it would be folded into it.
+        """
+        keep_from = min(self.fetch_progress, self.final_below)
+        if self._state.compact.name == "keep_all" or keep_from == -math.inf:
+            return None
+        return int(min(max(keep_from, TIME_MIN), TIME_MAX))
+
+    def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
+        if not isinstance(work, RowsWork):
+            raise BadMessage(f"{self.name} is a State: it takes rows")
+        return self._shape.sequenced_rows if SEQ in names else self._shape.rows
+
+    # Rows in
+
+    def check(self, rows: SlicedBatch) -> tuple[CheckedRows, int]:
+        batch, counts = rows
+        self.check_counts(counts)
+        wanted = self.schema_of(batch.schema.names, RowsWork())
+        if not batch.schema.equals(wanted):
+            raise BadMessage(
+                f"rows for state {self.name} have columns {_columns(batch.schema)}, not {_columns(wanted)}"
+            )
+        _check_no_nulls(batch)
+        check_values(self._state.update, self._shape.values, batch.columns[2:])
+        if self._shape.keys.types not in ([pa.int64()], [pa.binary()]):
+            # What is no key of this State must not come to rest in it.
+            decode_keys(batch.column(0), self._shape.keys)
+        keys = self._routed(batch, counts)
+        return CheckedRows(batch, counts, keys), digest_rows(
+            keys, batch.column(1).to_numpy(), batch.columns[2:]
+        )
+
+    def prepare(self, record: Record) -> Ready:
+        """Rows were checked one by one. A rule of the user's own runs once before it counts, on the keys it touches."""
+        if self.runs_code:
+            what = f"the update rule of state {self.name!r}"
+            self.means.limits.run(what, lambda: self._each(record, self.slices, self._try))
+        return Ready(record)
+
+    def apply(self, ready: Ready) -> int:
+        # The user's own compaction is left to sweeps: after the decision nothing may fail.
+        keep_from = self.keep_from if self._state.compact.code is None else None
+        return self._insert(ready.record, self.slices, keep_from)
+
+    def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]]) -> int:
+        # Nothing is compacted yet: updates come that are below today's progress.
+        if not self.runs_code:
+            return self._insert(record, slices, None)
+        what = f"the update rule of state {self.name!r}, from the log,"
+        return self.means.limits.run(what, lambda: self._insert(record, slices, None))
+
+    def _insert(
+        self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]], keep_from: int | None
+    ) -> int:
+        applied: list[int] = []
+
+        def insert(held: HeldSlice[VersionedSlice], portions: list[SliceRows]) -> None:
+            # Torn, if this does not come to its end.
+            held.torn = True
+            for portion in portions:
+                values = portion.values[: len(self._shape.values)]
+                held.store.insert(portion.keys, portion.times, values, keep_from)
+                held.dirty = True
+                applied.append(len(portion.times))
+            held.vector[record.writer] = record.turn
+            held.torn = False
+
+        self._each(record, slices, insert)
+        return sum(applied)
+
+    def _try(self, held: HeldSlice[VersionedSlice], portions: list[SliceRows]) -> None:
+        for portion in portions:
+            values = portion.values[: len(self._shape.values)]
+            held.store.trial(portion.keys, portion.times, values, self.keep_from)
+
+    def _each(self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]], work: Any) -> None:
+        """Works on every slice that has not seen the record, with its rows, under its lock."""
+        writer, turn = record.writer, record.turn
+        spans: dict[SliceId, list[tuple[int, int, int]]] = {number: [] for number in slices}
+        for index, part in enumerate(record.parts):
+            starts = np.concatenate(([0], np.cumsum(part.counts, dtype=np.int64)))
+            for number in map(SliceId, np.flatnonzero(part.counts).tolist()):
+                if number in spans:
+                    spans[number].append((index, int(starts[number]), int(starts[number + 1])))
+        sequenced = any(SEQ in part.batch.schema.names for part in record.parts)
+        keys = [part.keys or Keys.from_arrow(part.batch.column(0)) for part in record.parts]
+        times = [part.batch.column(1).to_numpy() for part in record.parts]
+
+        def visit(number: SliceId) -> None:
+            held = slices[number]
+            with held.lock:
+                seen = held.vector.get(writer)
+                if seen is not None and seen >= turn:
+                    return
+                held.check_whole()
+                portions = [
+                    SliceRows(
+                        keys[index].part(start, stop),
+                        times[index][start:stop],
+                        [
+                            column.slice(start, stop - start)
+                            for column in record.parts[index].batch.columns[2:]
+                        ],
+                    )
+                    for index, start, stop in spans[number]
+                ]
+                work(held, ordered(portions) if sequenced else portions)
+
+        self.means.run(visit, list(spans), record.rows)
+
+    # Questions
+
+    def exchange(self, message: Call[Any], rows: SlicedBatch) -> Answer:
+        if not isinstance(message, Question):
+            raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
+        rule = FetchRule(message.rule, message.code, message.returns)
+        if rule.code is None:
+            return Answer(Done(), self.fetch(rows, rule))
+        what = f"the fetch rule {rule.code.name!r}"
+        return Answer(Done(), self.means.limits.run(what, lambda: self.fetch(rows, rule)))
+
+    def fetch(self, rows: SlicedBatch, rule: FetchRule) -> pa.RecordBatch:
+        """Answers in the order of the questions. Columns: `_key`, `_time` (upper bound), perhaps `_low`."""
+        batch, counts = rows
+        self.check_counts(counts)
+        ranged = LOW in batch.schema.names
+        wanted = self._shape.ranged_questions if ranged else self._shape.questions
+        if not batch.schema.equals(wanted):
+            raise BadMessage(
+                f"questions to state {self.name} have columns {_columns(batch.schema)}, not {_columns(wanted)}"
+            )
+        _check_no_nulls(batch)
+        schema = result_schema(self._shape.values, rule)
+        if batch.num_rows == 0:
+            return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+        keys = self._routed(batch, counts)
+        highs = batch.column(1).to_numpy()
+        lows = batch.column(2).to_numpy() if ranged else None
+        lowest = lowest_asked(lows, highs, rule, self._state)
+        self._check_not_below(lowest)
+        starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        asked = np.flatnonzero(counts).tolist()
+        answers: dict[int, list[pa.Array]] = {}
+
+        def answer(number: SliceId) -> None:
+            start, stop = int(starts[number]), int(starts[number + 1])
+            held = self.held(number)
+            with held.lock:
+                held.check_whole()
+                answers[number] = held.store.fetch(
+                    keys.part(start, stop),
+                    None if lows is None else lows[start:stop],
+                    highs[start:stop],
+                    rule,
+                )
+
+        self.means.run(answer, asked, batch.num_rows)
+        # Compaction may have begun to use a newer F while the slices were asked.
+        self._check_not_below(lowest)
+        if len(asked) == 1:
+            return pa.RecordBatch.from_arrays(answers[asked[0]], schema=schema)
+        columns = [
+            pa.concat_arrays(parts) for parts in zip(*(answers[number] for number in asked), strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def read(self, message: Call[Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        if not isinstance(message, ReadSlices):
+            raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
+        for number in message.slices:
+            self.held(SliceId(number))
+        return self._shape.rows, (self._newest(SliceId(number), message.at) for number in message.slices)
+
+    def _newest(self, number: SliceId, at: Progress) -> pa.RecordBatch:
+        """One row per key of a slice: the newest version with time <= `at`."""
+        held = self.held(number)
+        with held.lock:
+            held.check_whole()
+            newest = held.store.latest(None if at == math.inf else int(at), self.keep_from)
+        # Compaction keeps the newest value below F, so that a read at F - 1 is right as well.
+        self._check_not_below(at + 1)
+        return newest
+
+    def _check_not_below(self, time: Progress) -> None:
+        check_not_below(time, self.fetch_progress, "long")
+
+    def sweep(self, number: SliceId, budget: int) -> bool:
+        """Compacts a bounded part of a slice."""
+        keep_from = self.keep_from
+        held = self.slices.get(number)
+        if held is None:
+            return True
+        with held.lock:
+            if held.torn:
+                return True
+            since = TIME_MIN if keep_from is None else keep_from
+            if self._state.compact.code is None:
+                return held.store.sweep(since, budget)
+            what = f"the compaction rule of state {self.name!r}"
+            return self.means.limits.run(what, lambda: held.store.sweep(since, budget))
+
+    def report(self) -> dict[str, Any]:
+        if self.broken is not None:
+            return {"broken": str(self.broken)}
+        stores = [held.store for held in list(self.slices.values())]
+        return {
+            "keys": sum(store.keys for store in stores),
+            "versions": sum(store.versions for store in stores),
+            "bytes": sum(store.nbytes for store in stores),
+            "rule_failures": self.rules.failures,
+        }
+
+    def _routed(self, batch: pa.RecordBatch, counts: npt.NDArray[np.int32]) -> Keys:
+        """The keys, if they hash to the slices that they were sent for."""
+        keys = Keys.from_arrow(batch.column(0))
+        claimed = np.repeat(np.arange(self.pond_slices, dtype=np.int32), counts)
+        if not np.array_equal(slices_of(keys.hashes, self.pond_slices), claimed):
+            raise BadMessage(
+                "rows were sent for slices that their keys do not hash to",
+                hint="client and pond must run the same version of millpond",
+            )
+        return keys
+
+
+class SliceRows(NamedTuple):
+    """Rows for one slice; the last of the values may be `_seq`."""
+
+    keys: Keys
+    times: npt.NDArray[np.int64]
+    values: list[pa.Array]
+
+
+def ordered(portions: Sequence[SliceRows]) -> list[SliceRows]:
+    """All rows of a slice as one, by `_seq`; of two with the same the earlier stays before."""
+    if not portions:
+        return []
+    keys = Keys.concat([portion.keys for portion in portions])
+    times = np.concatenate([portion.times for portion in portions])
+    values = [pa.concat_arrays(columns) for columns in zip(*(p.values for p in portions), strict=True)]
+    order = np.argsort(values[-1].to_numpy(), kind="stable")
+    return [SliceRows(keys.take(order), times[order], [column.take(pa.array(order)) for column in values])]
+
+
+def check_values(update: UpdateRule, schema: pa.Schema, values: Sequence[pa.Array]) -> None:
+    """Rules that fold take no nulls, and `edges` none in the neighbour and in what became of it."""
+    refused: Sequence[int] = range(len(schema)) if update.folds else ()
+    if update.name == "edges":
+        refused = (0, len(schema) - 1)
+    for number in refused:
+        column, name = values[number], schema.field(number).name
+        nulls = column.null_count or (
+            column.flatten().null_count if pa.types.is_list(column.type) and update.name == "add" else 0
+        )
+        if nulls:
+            raise NullValue(
+                f"the value column {name!r} is null in {nulls:,} places, and the update rule takes no null",
+                hint="filter these rows out, or give them a value",
+                column=name,
+                rows=nulls,
+            )
+
+
+def _check_no_nulls(batch: pa.RecordBatch) -> None:
+    if batch.column(0).null_count:
+        raise NullKey("a key is null", column=KEY, rows=batch.column(0).null_count)
+    for name in (TIME, LOW, SEQ):
+        if name in batch.schema.names and batch.column(name).null_count:
+            raise NullTime("a time is null", column=name, rows=batch.column(name).null_count)
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+class StateKind:
+    """What opening a State decides."""
+
+    def opened(
+        self, spec: StateSpec, existing: StateSpec | None, homes: Sequence[int], owners: Sequence[int]
+    ) -> StateSpec:
+        if existing is None:
+            _check_spec(spec)
+        elif existing != spec:
+            was, wanted = _described(existing), _described(spec)
+            raise SchemaMismatch(
+                f"state {spec.name!r} exists with another schema\n  existing:  {was}\n  requested: {wanted}",
+                hint="open it with the existing schema, or choose another name",
+                state=spec.name,
+                existing=was,
+                requested=wanted,
+            )
+        return spec
+
+    def holding(self, resident: Resident, pond_slices: int, means: Means) -> StateHolding:
+        return StateHolding(resident, pond_slices, means)
+
+
+def _check_spec(spec: StateSpec) -> None:
+    """A spec that containers could not read must never get into the journal."""
+    key, value = spec.shape.keys, spec.shape.values
+    check_key_types(key)
+    check_value_names(value)
+    check_rules(value, spec.update, spec.compact)
+    if (format_ddl(key), format_ddl(value)) != (spec.key, spec.value):
+        raise BadMessage(f"the types of state {spec.name!r} are not in their canonical form")
+    shared = sorted(set(key.names) & set(value.names))
+    if shared:
+        raise BadType(
+            f"key and value of state {spec.name!r} both have a column {shared[0]!r}",
+            hint="give one of them another name",
+            ddl=shared[0],
+        )
+
+
+def _described(spec: StateSpec) -> str:
+    rules = ", ".join(f"{kind}={_rule(getattr(spec, kind))}" for kind in ("update", "compact"))
+    return f"key={spec.key!r}, value={spec.value!r}, {rules}"
+
+
+def _rule(rule: UpdateRule | CompactRule) -> str:
+    if rule.code is not None:
+        return f"{rule.code.name} ({zlib.crc32(msgspec.msgpack.encode(rule.code)):08x})"
+    span = rule.span if isinstance(rule, CompactRule) and rule.span else ""
+    return f"{rule.name}({span})"

@@ -1,0 +1,164 @@
+"""Which residents a pond has, who works on them, and what is forgotten. No I/O; a function that refuses raises."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from millpond.container.holdings import kind_of
+from millpond.container.holdings.group import describe_table, table_exists
+from millpond.coordinator.records import FetcherRecord, PondRecord, ResidentRecord, UpdaterRecord
+from millpond.errors import SchemaMismatch, UnknownState, UnknownTable, UnknownUpdater, UpdaterFinished
+from millpond.wire.house import Forget, Register
+from millpond.wire.specs import Spec
+
+_V = TypeVar("_V")
+
+
+def resident_of(pond: PondRecord, name: str) -> ResidentRecord:
+    try:
+        return pond.residents[name]
+    except KeyError:
+        known = ", ".join(sorted(pond.residents)) or "none yet"
+        raise UnknownState(
+            f"there is no state {name!r} in this pond", hint=f"it holds: {known}", state=name
+        ) from None
+
+
+def open_resident(pond: PondRecord, spec: Spec) -> PondRecord:
+    """The pond with that resident. One that exists must be the same, or grow into it."""
+    existing = pond.residents.get(spec.name)
+    if existing is not None and existing.spec.kind != spec.kind:
+        raise SchemaMismatch(
+            f"{spec.name!r} is a {existing.spec.kind}",
+            hint="choose another name",
+            state=spec.name,
+            existing=existing.spec.kind,
+            requested=spec.kind,
+        )
+    _check_tables(pond, spec)
+    every = [resident.spec.places(pond.slices) for resident in pond.residents.values()]
+    homes = [places[0] for places in every if len(places) == 1]
+    opened = kind_of(spec).opened(spec, existing.spec if existing else None, homes, pond.owners)
+    if existing is None:
+        pond = replace(pond, born=pond.born + 1)
+        return pond.with_resident(ResidentRecord(opened, pond.born))
+    return pond if opened == existing.spec else pond.with_resident(replace(existing, spec=opened))
+
+
+def _check_tables(pond: PondRecord, spec: Spec) -> None:
+    """A table's name is its own in the whole pond, whatever its group."""
+    for other in pond.residents.values():
+        for name, table in other.spec.tables.items():
+            wanted = spec.tables.get(name)
+            if wanted is not None and other.spec.name != spec.name:
+                was = describe_table(table, other.spec.name)
+                raise table_exists(name, was, describe_table(wanted, spec.name))
+
+
+def register(pond: PondRecord, message: Register) -> PondRecord:
+    """An updater begins where U stands, so that what is final stays final; a fetcher where F stands."""
+    resident = resident_of(pond, message.resident)
+    if message.role == "updater":
+        if message.name in resident.updaters:
+            return pond
+        if resident.update_progress == math.inf:
+            raise UpdaterFinished(
+                f"every updater of {message.resident!r} has finished: all its values are final",
+                hint="use another state, or let new updaters register before the last one finishes",
+                state=message.resident,
+                name=message.name,
+            )
+        return with_updater(pond, resident, message.name, UpdaterRecord(resident.update_progress))
+    if message.name in resident.fetchers:
+        return pond
+    return with_fetcher(pond, resident, message.name, FetcherRecord(resident.fetch_progress))
+
+
+def forget(pond: PondRecord, message: Forget) -> PondRecord:
+    """The pond without a resident, a table, an operator, or one query of an operator."""
+    resident = resident_of(pond, message.resident)
+    if message.table is not None:
+        return _without_table(pond, resident, message.table)
+    if message.name is None:
+        return replace(pond, residents={k: v for k, v in pond.residents.items() if k != message.resident})
+    if message.name not in resident.updaters and message.name not in resident.fetchers:
+        raise unknown_operator(resident, message.name, "operator", {**resident.updaters, **resident.fetchers})
+    updaters, fetchers = dict(resident.updaters), dict(resident.fetchers)
+    if message.query is None:
+        updaters.pop(message.name, None)
+        fetchers.pop(message.name, None)
+    else:
+        if message.name in updaters:
+            updater = updaters[message.name]
+            queries = {q: known for q, known in updater.queries.items() if q != message.query}
+            ended = {q: turn for q, turn in updater.ended.items() if q != message.query}
+            updaters[message.name] = replace(updater, queries=queries, ended=ended)
+        if message.name in fetchers:
+            fetcher = fetchers[message.name]
+            asking = {q: known for q, known in fetcher.queries.items() if q != message.query}
+            fetchers[message.name] = progressed(replace(fetcher, queries=asking))
+    return pond.with_resident(_settled(replace(resident, updaters=updaters, fetchers=fetchers)))
+
+
+def forgotten_writers(before: PondRecord, after: PondRecord, resident: str) -> list[str]:
+    """Writers that the one pond knows of and the other does not."""
+    kept = set(after.decided().get(resident, {}))
+    return [writer for writer in before.decided().get(resident, {}) if writer not in kept]
+
+
+def _without_table(pond: PondRecord, resident: ResidentRecord, table: str) -> PondRecord:
+    tables = resident.spec.tables
+    if table not in tables:
+        raise UnknownTable(f"there is no table {table!r} in {resident.spec.name!r}", table=table)
+    left = {name: spec for name, spec in tables.items() if name != table}
+    if not left:
+        return forget(pond, Forget(resident.spec.name))
+    return pond.with_resident(replace(resident, spec=replace(resident.spec, tables=left)))
+
+
+def unknown_operator(resident: ResidentRecord, name: str, role: str, known: dict[str, _V]) -> UnknownUpdater:
+    names = ", ".join(sorted(known)) or "none yet"
+    return UnknownUpdater(
+        f"{resident.spec.name!r} has no {role} {name!r}",
+        hint=f"it has: {names}",
+        state=resident.spec.name,
+        name=name,
+    )
+
+
+def with_updater(pond: PondRecord, resident: ResidentRecord, name: str, updater: UpdaterRecord) -> PondRecord:
+    return pond.with_resident(_settled(replace(resident, updaters={**resident.updaters, name: updater})))
+
+
+def with_fetcher(pond: PondRecord, resident: ResidentRecord, name: str, fetcher: FetcherRecord) -> PondRecord:
+    return pond.with_resident(_settled(replace(resident, fetchers={**resident.fetchers, name: fetcher})))
+
+
+def _settled(resident: ResidentRecord) -> ResidentRecord:
+    """U and F as updaters and fetchers have them. Neither falls, and with nobody left they stay."""
+    lowest_update = min((known.watermark for known in resident.updaters.values()), default=-math.inf)
+    lowest_fetch = min((known.progress for known in resident.fetchers.values()), default=-math.inf)
+    return replace(
+        resident,
+        update_progress=max(resident.update_progress, lowest_update),
+        fetch_progress=max(resident.fetch_progress, lowest_fetch),
+    )
+
+
+def progressed(fetcher: FetcherRecord) -> FetcherRecord:
+    """The fetcher with its progress: below what it says of new rows, and below all that a query may still repeat.
+
+    That is what waits, and what the last epoch would ask if it ran again.
+    """
+    lowest = [fetcher.reported] if not fetcher.queries else []
+    for asking in fetcher.queries.values():
+        lowest.append(max(asking.watermark, fetcher.reported))
+        last = max((at for at, pin in enumerate(asking.pins) if pin.turn.drain == 0), default=0)
+        lowest += [pin.late_below for pin in asking.pins[last:]]
+        lowest += [
+            pin.lowest for pin in asking.pins[max(last - 1, 0) :] if pin.waiting and pin.lowest is not None
+        ]
+    return replace(fetcher, progress=max(fetcher.progress, min(lowest)))

@@ -1,0 +1,147 @@
+"""What fetchers see and leave waiting, turn by turn. No I/O; a function that refuses raises."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from millpond.coordinator.catalogue import progressed, resident_of, unknown_operator, with_fetcher
+from millpond.coordinator.records import AskingRecord, FetcherRecord, PinRecord, PondRecord, ResidentRecord
+from millpond.coordinator.updates import check_first
+from millpond.errors import EpochOutOfOrder
+from millpond.times import Progress
+from millpond.wire.base import DRAINS_MAX, Turn
+from millpond.wire.questions import Answered, AskPending, Pending, Pin, Pinned
+
+
+def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[PondRecord, Pinned]:
+    """Fixes U for a turn of a fetcher. `update_progress` is U as it is published now."""
+    resident = resident_of(pond, message.state)
+    fetcher = _fetcher_of(resident, message.fetcher)
+    asking = fetcher.queries.get(message.query)
+    known = next((p for p in asking.pins if p.turn == message.turn), None) if asking is not None else None
+    if known is None:
+        if asking is None:
+            check_first(
+                message.state,
+                message.fetcher,
+                list(fetcher.queries),
+                message.query,
+                message.turn,
+                message.history,
+            )
+            asking = AskingRecord()
+        _check_next(asking.pins, message)
+        known = PinRecord(
+            message.turn, update_progress, max(asking.watermark, fetcher.reported, fetcher.progress)
+        )
+        asking = replace(asking, pins=_remembered((*asking.pins, known)))
+        others = {} if message.query not in fetcher.queries and message.history == "new" else fetcher.queries
+        fetcher = progressed(replace(fetcher, queries={**others, message.query: asking}))
+        pond = with_fetcher(pond, resident, message.fetcher, fetcher)
+    assert asking is not None
+    at = asking.pins.index(known)
+    before = asking.pins[at - 1] if at > 0 else None
+    return pond, Pinned(
+        update=known.update,
+        late_below=known.late_below,
+        time_kind=resident.time_kind,
+        previous=before.turn if before is not None and before.waiting else None,
+        token=before.token if before is not None else "",
+        oldest=asking.pins[0].turn,
+    )
+
+
+def _remembered(pins: tuple[PinRecord, ...]) -> tuple[PinRecord, ...]:
+    """The last two epochs and the drains after them: the last epoch may run again, and needs what was before it."""
+    epochs = [at for at, record in enumerate(pins) if record.turn.drain == 0]
+    return pins[epochs[-2] :] if len(epochs) > 1 else pins
+
+
+def _check_next(pins: tuple[PinRecord, ...], message: Pin) -> None:
+    """Turns are consecutive, and one that was begun is answered before the next: what waits there must not be lost."""
+    if not pins and message.turn.drain == 0:
+        return
+    last = pins[-1] if pins else None
+    if last is not None and not last.answered:
+        what, how = (
+            ("a drain", "call drain() again") if last.turn.drain else ("an epoch", "start its query again")
+        )
+        raise EpochOutOfOrder(
+            f"{what} of fetcher {message.fetcher!r} was interrupted: {last.turn}",
+            hint=f"{how} first: it goes on where it stopped; a sink that fails must let its error out",
+            epoch=message.turn.epoch,
+            expected=last.turn.epoch,
+        )
+    if message.turn.drain >= DRAINS_MAX - 1:
+        raise EpochOutOfOrder(
+            f"epoch {message.turn.epoch} was drained {message.turn.drain - 1} times",
+            hint="let the query go on before the next drain",
+            epoch=message.turn.epoch,
+            expected=message.turn.epoch + 1,
+        )
+    if last is None or (message.turn.epoch, message.turn.drain) not in (
+        (last.turn.epoch + 1, 0),
+        (last.turn.epoch, last.turn.drain + 1),
+    ):
+        raise EpochOutOfOrder(
+            f"epoch {message.turn} of fetcher {message.fetcher!r} follows {last.turn if last else 'none'}",
+            hint="epochs are consecutive; call the operator on empty batches, too",
+            epoch=message.turn.epoch,
+            expected=last.turn.epoch + 1 if last else 0,
+        )
+
+
+def answered(pond: PondRecord, message: Answered) -> PondRecord:
+    """What is left waiting of a turn, and how far the fetcher's progress may move with it."""
+    resident = resident_of(pond, message.state)
+    fetcher = _fetcher_of(resident, message.fetcher)
+    asking = fetcher.queries.get(message.query, AskingRecord())
+    if not asking.pins or asking.pins[-1].turn != message.turn:
+        # A replay of a turn before the last: what it left waiting was taken up since.
+        return pond
+    last = asking.pins[-1]
+    record = replace(last, answered=True, waiting=message.waiting, lowest=message.lowest, token=message.token)
+    watermark = max(asking.watermark, message.watermark if message.watermark is not None else -math.inf)
+    asking = AskingRecord(watermark, (*asking.pins[:-1], record))
+    fetcher = replace(
+        fetcher,
+        late=fetcher.late + (0 if last.answered else message.late),
+        queries={**fetcher.queries, message.query: asking},
+    )
+    return with_fetcher(pond, resident, message.fetcher, progressed(fetcher))
+
+
+def pending(pond: PondRecord, message: AskPending, update_progress: Progress) -> Pending:
+    """`update_progress` is U as it is published now."""
+    fetcher = _fetcher_of(resident_of(pond, message.state), message.fetcher)
+    every = {query: asking.pins for query, asking in fetcher.queries.items() if asking.pins}
+    # Of each query the last turn that was answered: what it left waiting waits, also while the next one runs.
+    newest = [done[-1] for pins in every.values() if (done := [pin for pin in pins if pin.answered])]
+    return Pending(
+        rows=sum(record.waiting for record in newest),
+        since=min((record.lowest for record in newest if record.lowest is not None), default=None),
+        late=fetcher.late,
+        drains={query: drain for query, pins in every.items() if (drain := _drain(pins, update_progress))},
+        unfinished=sorted(
+            query for query, pins in every.items() if not pins[-1].answered and not pins[-1].turn.drain
+        ),
+    )
+
+
+def _drain(pins: tuple[PinRecord, ...], update_progress: Progress) -> tuple[Turn, Turn, str] | None:
+    """The drain in which the waiting rows of a query can be answered, the turn that left them, and the list of them."""
+    last = pins[-1]
+    if last.turn.drain and not last.answered:
+        return last.turn, pins[-2].turn, pins[-2].token
+    if last.answered and last.waiting and update_progress > last.update:
+        return Turn(last.turn.epoch, last.turn.drain + 1), last.turn, last.token
+    return None
+
+
+def _fetcher_of(resident: ResidentRecord, name: str) -> FetcherRecord:
+    try:
+        return resident.fetchers[name]
+    except KeyError:
+        raise unknown_operator(resident, name, "fetcher", resident.fetchers) from None

@@ -1,0 +1,77 @@
+"""Which containers there are and when one that ended is started again: a machine without I/O or clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from millpond.errors import MillpondError
+from millpond.wire.base import Term
+
+NONE = Term(0)
+BACKOFF_S = (0.1, 10.0)
+"""The pause after a start that failed, and the longest that it grows to."""
+
+
+@dataclass
+class Member:
+    """`term` is the incarnation that serves, or that served last. `failures` are starts that failed since then."""
+
+    term: Term = NONE
+    serving: bool = False
+    failures: int = 0
+    retry_at_s: float = 0.0
+    error: MillpondError | None = None
+    careful: Term = NONE
+    """The first term in which a start failed since the container served last."""
+
+
+@dataclass
+class Members:
+    """By id. Ids come by `join` and go by `leave`."""
+
+    members: dict[int, Member] = field(default_factory=dict)
+    restarts: int = 0
+
+    def join(self, ids: Iterable[int]) -> None:
+        for container in ids:
+            self.members.setdefault(container, Member())
+
+    def leave(self, container: int) -> None:
+        self.members.pop(container, None)
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(self.members)
+
+    def serves(self, container: int, term: Term) -> bool:
+        """Whether that very incarnation is the one that serves."""
+        member = self.members.get(container)
+        return member is not None and member.serving and member.term == term
+
+    def started(self, container: int, term: Term) -> None:
+        """An incarnation has its slices, and the journal knows it."""
+        member = self.members[container]
+        self.restarts += member.term > 0
+        self.members[container] = Member(term, serving=True)
+
+    def ended(self, container: int) -> None:
+        self.members[container].serving = False
+
+    def failed(self, container: int, term: Term, error: MillpondError, now_s: float) -> None:
+        """A start came to nothing: it is tried again, after a pause that grows."""
+        member = self.members[container]
+        first, longest = BACKOFF_S
+        member.serving = False
+        member.error = error
+        member.careful = member.careful or term
+        member.retry_at_s = now_s + min(longest, first * 2.0 ** min(member.failures, 32))
+        member.failures += 1
+
+    def due(self, now_s: float) -> list[int]:
+        """Containers to be started now."""
+        return [
+            container
+            for container, member in sorted(self.members.items())
+            if not member.serving and now_s >= member.retry_at_s
+        ]

@@ -1,0 +1,48 @@
+"""Which container owns each slice: decisions without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from millpond.coordinator.records import PondRecord
+from millpond.wire.base import SliceId, Term
+
+
+def place(slices: int, containers: Sequence[int]) -> tuple[int, ...]:
+    """The owner of each slice: contiguous runs of nearly equal length."""
+    return tuple(containers[number * len(containers) // slices] for number in range(slices))
+
+
+def placed(pond: PondRecord, owners: Sequence[int]) -> PondRecord:
+    """The pond with those owners; a version further if that changes anything."""
+    owners = tuple(owners)
+    return pond if owners == pond.owners else replace(pond, owners=owners, version=pond.version + 1)
+
+
+def moves(before: Sequence[int], after: Sequence[int]) -> dict[tuple[int, int], list[SliceId]]:
+    """The slices that go from one container to another."""
+    out: dict[tuple[int, int], list[SliceId]] = {}
+    for number, (source, target) in enumerate(zip(before, after, strict=True)):
+        if source != target:
+            out.setdefault((source, target), []).append(SliceId(number))
+    return out
+
+
+def next_term(pond: PondRecord) -> PondRecord:
+    return replace(pond, term=Term(pond.term + 1))
+
+
+def grounded(pond: PondRecord, directory: str, slices: Sequence[SliceId]) -> PondRecord:
+    """The pond in which that directory tells what these slices rest on, and no other does."""
+    gone = set(slices)
+    grounds = {name: tuple(n for n in numbers if n not in gone) for name, numbers in pond.grounds.items()}
+    grounds[directory] = tuple(sorted({*grounds.get(directory, ()), *slices}))
+    return replace(pond, grounds={name: numbers for name, numbers in grounds.items() if numbers})
+
+
+def grounds_of(pond: PondRecord, slices: Sequence[SliceId]) -> Mapping[int, str]:
+    """The directory that tells what each of these slices rests on; "" for one that nobody has had."""
+    directories = {number: name for name, numbers in pond.grounds.items() for number in numbers}
+    return {number: directories.get(number, "") for number in slices}

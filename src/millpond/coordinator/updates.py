@@ -1,0 +1,256 @@
+"""How epochs of updaters are numbered, recognised and decided. No I/O; a function that refuses raises."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from millpond.coordinator.catalogue import progressed as fetcher_progressed
+from millpond.coordinator.catalogue import resident_of, unknown_operator, with_fetcher, with_updater
+from millpond.coordinator.records import (
+    ENDED_REMEMBERED,
+    QUERIES_MAX,
+    TURNS_REMEMBERED,
+    EpochRecord,
+    FetcherRecord,
+    PondRecord,
+    QueryRecord,
+    ResidentRecord,
+    UpdaterRecord,
+)
+from millpond.errors import EpochChanged, EpochOutOfOrder, OtherQuery, StageLost, WrongType, updater_finished
+from millpond.times import TIME_MIN, Progress
+from millpond.wire.base import Turn
+from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History
+from millpond.wire.questions import Report, StateProgress
+
+
+def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPlan:
+    """How the rows of an epoch are to be treated, or why it cannot come now."""
+    resident = resident_of(pond, message.resident)
+    updater = _updater_of(resident, message.updater)
+    turns = updater.queries.get(message.query)
+    if turns is not None and message.turn <= turns.last:
+        if message.turn < turns.first:
+            raise EpochOutOfOrder(
+                f"epoch {message.turn} of updater {message.updater!r} comes before its first, {turns.first}",
+                hint="epochs of an updater are consecutive and never go back, except to be replayed",
+                epoch=message.turn.epoch,
+                expected=turns.last.epoch + 1,
+            )
+        known = _find(turns, message.turn)
+        late_below = known.late_below if known is not None else turns.watermark
+        return EpochPlan(late_below, resident.time_kind, replayed=True)
+    if turns is None:
+        if message.query in updater.ended:
+            raise OtherQuery(
+                f"the query {message.query} of {message.updater!r} has ended: another began a new history",
+                hint="start the query that goes on; one that begins from an empty checkpoint is a new one",
+                resident=message.resident,
+                name=message.updater,
+                query=message.query,
+            )
+        check_first(
+            message.resident,
+            message.updater,
+            list(updater.queries),
+            message.query,
+            message.turn,
+            message.history,
+        )
+    elif message.turn.epoch > turns.last.epoch + 1 or (
+        message.turn.drain and message.turn.epoch > turns.last.epoch
+    ):
+        raise EpochOutOfOrder(
+            f"epoch {message.turn} of updater {message.updater!r} follows {turns.last}:"
+            f" {turns.last.epoch + 1} is missing",
+            hint="epochs are consecutive; call the operator on empty batches, too",
+            epoch=message.turn.epoch,
+            expected=turns.last.epoch + 1,
+        )
+    return EpochPlan(_late_below(updater, message.query), resident.time_kind, replayed=False)
+
+
+def check_first(
+    resident: str, operator: str, known: list[str], query: str, turn: Turn, history: History
+) -> None:
+    """Whether a query may begin under an operator's name."""
+    if known and history == "continue":
+        raise OtherQuery(
+            f"{operator!r} of {resident!r} belongs to the query {known[-1]}, and this is {query}: its rows would count again",
+            hint="start it from its own checkpoint; if that is gone for good, say history='new', and what comes counts"
+            " beside what came before; if both are to run, give this one another name, or both history='shared'",
+            resident=resident,
+            name=operator,
+            query=query,
+        )
+    if history == "shared" and len(known) >= QUERIES_MAX:
+        raise OtherQuery(
+            f"{len(known)} queries share the name {operator!r} of {resident!r}",
+            hint="let go of those that ended: pond.forget(..., name=..., query=...)",
+            resident=resident,
+            name=operator,
+            query=query,
+        )
+    if turn.epoch > 0 and history != "new":
+        raise EpochOutOfOrder(
+            f"epoch {turn} is the first that the pond sees of {operator!r} of {resident!r}: those before it are missing",
+            hint="the checkpoint is older than the pond: remove it to send all rows again, or say history='new' to go on"
+            " from here without them",
+            epoch=turn.epoch,
+            expected=0,
+        )
+
+
+def replay_epoch(pond: PondRecord, message: CommitEpoch) -> EpochCommitted:
+    """The answer to an epoch that was decided before: the same, if the rows are the same."""
+    updater = _updater_of(resident_of(pond, message.resident), message.updater)
+    known = _find(updater.queries[message.query], message.turn)
+    if known is None:
+        # Too long ago to compare: the epoch is there, and stays as it is.
+        return EpochCommitted(message.turn.epoch, 0, 0, updater.watermark, replayed=True)
+    if (digest_of(message), rows_of(message)) != (known.digest, known.rows):
+        raise EpochChanged(
+            f"epoch {message.turn} of updater {message.updater!r} was committed with {known.rows} rows"
+            f" and has now other content ({rows_of(message)} rows)",
+            hint="nothing was changed: the source does not replay the same rows; new rows take the next epoch's number",
+            epoch=message.turn.epoch,
+        )
+    return EpochCommitted(message.turn.epoch, known.rows, known.late, known.watermark, replayed=True)
+
+
+def check_epoch(pond: PondRecord, message: CommitEpoch) -> None:
+    """Whether an epoch that is no replay may be committed as it was staged."""
+    resident = resident_of(pond, message.resident)
+    updater = _updater_of(resident, message.updater)
+    _check_time_kind(resident, message)
+    late_below = _late_below(updater, message.query)
+    if late_below == math.inf and any(receipt.rows or receipt.late for receipt in message.receipts):
+        raise updater_finished(message.resident, message.updater)
+    if message.late_below != late_below:
+        raise StageLost("the updater's progress was reported while the epoch was staged: stage it again")
+
+
+def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, EpochCommitted]:
+    """The epoch is decided: every container holds it. Moves the updater's watermark, and U with it."""
+    check_epoch(pond, message)
+    resident = resident_of(pond, message.resident)
+    updater = _updater_of(resident, message.updater)
+    before = _late_below(updater, message.query)
+    newest = max(
+        (receipt.time_max for receipt in message.receipts if receipt.time_max is not None), default=None
+    )
+    watermark = before
+    if newest is not None and newest - message.delay >= TIME_MIN:
+        watermark = max(before, newest - message.delay)
+    late = sum(receipt.late for receipt in message.receipts)
+    record = EpochRecord(message.turn, digest_of(message), rows_of(message), late, before, watermark)
+    turns = updater.queries.get(message.query)
+    others, ended = updater.queries, updater.ended
+    if turns is None and message.history == "new":
+        kept = {**ended, **{query: known.last for query, known in others.items()}}
+        others, ended = {}, dict(list(kept.items())[-ENDED_REMEMBERED:])
+    turns = (
+        QueryRecord(message.turn, (record,))
+        if turns is None
+        else replace(turns, recent=(*turns.recent, record)[-TURNS_REMEMBERED:])
+    )
+    queries = {**others, message.query: turns}
+    lowest = min(known.watermark for known in queries.values())
+    updater = replace(
+        updater,
+        watermark=max(updater.watermark, lowest),
+        late=updater.late + late,
+        queries=queries,
+        ended=ended,
+    )
+    resident = replace(resident, time_kind=resident.time_kind or message.time_kind)
+    after = with_updater(pond, resident, message.updater, updater)
+    return after, EpochCommitted(message.turn.epoch, record.rows, late, updater.watermark, replayed=False)
+
+
+def report(pond: PondRecord, message: Report) -> PondRecord:
+    """Explicit progress. It never goes back: a lower value changes nothing."""
+    resident = resident_of(pond, message.resident)
+    if message.time_kind and resident.time_kind and message.time_kind != resident.time_kind:
+        raise _wrong_kind(message.resident, resident.time_kind, message.time_kind)
+    resident = replace(resident, time_kind=resident.time_kind or message.time_kind)
+    if message.update is not None:
+        updater = _updater_of(resident, message.name)
+        if message.update > updater.watermark:
+            pond = with_updater(pond, resident, message.name, replace(updater, watermark=message.update))
+            resident = resident_of(pond, message.resident)
+    if message.fetch is not None:
+        fetcher = resident.fetchers.get(message.name)
+        if fetcher is None or message.fetch > fetcher.reported:
+            # The first report of a fetcher registers it.
+            known = fetcher or FetcherRecord(resident.fetch_progress)
+            fetcher = fetcher_progressed(replace(known, reported=max(known.reported, message.fetch)))
+            pond = with_fetcher(pond, resident, message.name, fetcher)
+    return pond
+
+
+def progress(resident: ResidentRecord, held_back: dict[str, Progress]) -> StateProgress:
+    """U, F and whose they are. `held_back` are updaters whose last epoch is decided, but not yet visible."""
+    updaters = {name: held_back.get(name, record.watermark) for name, record in resident.updaters.items()}
+    return StateProgress(
+        update=min(resident.update_progress, min(updaters.values(), default=-math.inf))
+        if held_back
+        else resident.update_progress,
+        fetch=resident.fetch_progress,
+        updaters=updaters,
+        fetchers={name: record.progress for name, record in resident.fetchers.items()},
+        late={name: record.late for name, record in resident.updaters.items()},
+        time_kind=resident.time_kind,
+    )
+
+
+def _late_below(updater: UpdaterRecord, query: str) -> Progress:
+    """Where lateness begins for the next rows of a query. A report counts for all of them."""
+    turns = updater.queries.get(query)
+    return updater.watermark if turns is None else max(turns.watermark, updater.watermark)
+
+
+def _check_time_kind(resident: ResidentRecord, message: CommitEpoch) -> None:
+    """Another updater's first rows may have come since the epoch began, and settled the kind."""
+    wanted = resident.spec.span_kind
+    if message.time_kind and wanted and message.time_kind != wanted:
+        raise WrongType(
+            f"values of {message.resident!r} live for a span of {wanted} time; the times are {message.time_kind}",
+            hint='mp.ttl("2 days") is for timestamps, mp.ttl(1000) for logical time',
+            column="",
+            expected=wanted,
+            actual=message.time_kind,
+        )
+    if message.time_kind and resident.time_kind and message.time_kind != resident.time_kind:
+        raise _wrong_kind(message.resident, resident.time_kind, message.time_kind)
+
+
+def _wrong_kind(name: str, expected: str, actual: str) -> WrongType:
+    return WrongType(
+        f"the times of {name!r} are of kind {expected}, not {actual}",
+        hint=f"cast the time column to {expected}" if expected == "timestamp" else "give an integer",
+        column="",
+        expected=expected,
+        actual=actual,
+    )
+
+
+def digest_of(message: CommitEpoch) -> int:
+    return sum(receipt.digest for receipt in message.receipts) % (1 << 64)
+
+
+def rows_of(message: CommitEpoch) -> int:
+    return sum(receipt.rows for receipt in message.receipts)
+
+
+def _find(turns: QueryRecord, turn: Turn) -> EpochRecord | None:
+    return next((record for record in turns.recent if record.turn == turn), None)
+
+
+def _updater_of(resident: ResidentRecord, name: str) -> UpdaterRecord:
+    try:
+        return resident.updaters[name]
+    except KeyError:
+        raise unknown_operator(resident, name, "updater", resident.updaters) from None

@@ -1,0 +1,81 @@
+"""What epochs gave back: kept while their query may run them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from millpond.errors import OutputsGone
+from millpond.wire.base import Epoch, Turn, operator_of
+
+# The newest two turns of a writer, and more of them while they are small.
+KEPT = (2, 64)
+BYTES_MAX = 64 << 20
+# Of one operator, so many queries may run their epochs again: all that may share its name.
+QUERIES_KEPT = 256
+# What goes into one batch of an answer: Arrow Flight sends none of 2 GiB.
+BATCH_BYTES = 64 << 20
+
+
+class Outputs:
+    """Tables by writer and turn. The writer that was heard of last comes last."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[Turn, pa.Table]] = {}
+
+    def keep(self, writer: str, turn: Turn, rows: pa.Table) -> None:
+        operator = operator_of(writer)
+        others = [other for other in self._kept if other != writer and operator_of(other) == operator]
+        for other in others[: max(0, len(others) + 1 - QUERIES_KEPT)]:
+            del self._kept[other]
+        # Turns only go on: what is not before this one is of a writer of the same name that was forgotten.
+        turns = {known: kept for known, kept in self._kept.pop(writer, {}).items() if known < turn}
+        self._kept[writer] = turns
+        turns[turn] = rows
+        least, most = KEPT
+        while len(turns) > least and (
+            len(turns) > most or sum(table.nbytes for table in turns.values()) > BYTES_MAX
+        ):
+            del turns[min(turns)]
+
+    def find(self, writer: str, turn: Turn) -> pa.Table:
+        """What the turn gave; OutputsGone if that is no longer kept."""
+        rows = self._kept.get(writer, {}).get(turn)
+        if rows is None:
+            raise OutputsGone(
+                f"what epoch {turn} of {operator_of(writer)!r} gave is no longer kept",
+                hint="only the newest epochs can run again; what it did stays done, and so does what came after",
+                epoch=turn.epoch,
+            )
+        return rows
+
+    def forget(self, writer: str) -> None:
+        self._kept.pop(writer, None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for turns in list(self._kept.values()) for rows in list(turns.values()))
+
+    def copy(self) -> Outputs:
+        other = Outputs()
+        other._kept = {writer: dict(turns) for writer, turns in self._kept.items()}
+        return other
+
+    def parts(self) -> list[tuple[str, pa.Table]]:
+        """For a snapshot: each turn's rows under a name, from which `load` reads them."""
+        return [
+            (f"{writer} {turn.epoch} {turn.drain}", rows)
+            for writer, turns in self._kept.items()
+            for turn, rows in turns.items()
+        ]
+
+    def load(self, name: str, rows: pa.Table) -> None:
+        writer, epoch, drain = name.split(" ")
+        self._kept.setdefault(writer, {})[Turn(Epoch(int(epoch)), int(drain))] = rows
+
+
+def in_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The rows in batches that travel."""
+    most = max(1, len(rows) * BATCH_BYTES // max(rows.nbytes, 1))
+    return iter(rows.to_batches(max_chunksize=most))

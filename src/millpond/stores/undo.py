@@ -1,0 +1,95 @@
+"""What an epoch changes in tables, kept until the epoch is decided: the rows that it may write to, as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millpond.kernels._jit import jit
+from millpond.stores.tables import TableStore
+
+Longs = NDArray[np.int64]
+
+
+RowNumbers = tuple[Longs, int, int]
+"""An array, a start and a step: every step-th number from the start on. Those that are no row's number are passed over."""
+
+_SCAN = 64  # marks that are looked at in the time in which one row is sorted
+
+
+class TableUndo:
+    """One table as it was: how many rows it had, and the cells of those that are kept."""
+
+    def __init__(self, store: TableStore) -> None:
+        self._rows_before = store.count
+        self._is_kept = np.zeros(store.count, np.uint8)
+        self._whole: Longs | None = None
+        self._rows: Longs = np.empty(0, np.int64)
+        self._cells: Longs = np.empty((0, store.layout.width), np.int64)
+        self._single: dict[int, Longs] = {}
+
+    def keep(self, store: TableStore, written: Sequence[RowNumbers]) -> None:
+        """Keeps rows before anything is written to them. To be called once."""
+        touches = sum(len(range(start, len(numbers), step)) for numbers, start, step in written)
+        if 2 * touches > self._rows_before:
+            self._whole = store.cells[: self._rows_before].copy()  # faster than to pick half of them
+            return
+        for numbers, start, step in written:
+            _mark(numbers, start, step, self._is_kept)
+        if _SCAN * touches > self._rows_before:
+            self._rows = np.flatnonzero(self._is_kept.view(np.bool_))
+        else:
+            rows = np.concatenate([numbers[start::step] for numbers, start, step in written])
+            self._rows = np.unique(rows[(rows >= 0) & (rows < self._rows_before)])
+        self._cells = store.cells.take(self._rows, axis=0)
+
+    def keep_row(self, store: TableStore, row: int) -> None:
+        """Keeps one row, before it is written to."""
+        if self._whole is None and row < self._rows_before and not self._is_kept[row]:
+            self._single[row] = store.cells[row].copy()
+            self._is_kept[row] = 1
+
+    def put_back(self, store: TableStore) -> None:
+        store.cells[self._rows_before : store.count] = store.first
+        if self._whole is not None:
+            store.cells[: self._rows_before] = self._whole
+        store.cells[self._rows] = self._cells
+        for row, cells in self._single.items():
+            store.cells[row] = cells
+
+    @property
+    def nbytes(self) -> int:
+        whole = 0 if self._whole is None else int(self._whole.nbytes)
+        return (
+            whole + int(self._cells.nbytes + self._rows.nbytes) + sum(c.nbytes for c in self._single.values())
+        )
+
+
+class Undo:
+    """The way back from one epoch.
+
+    It fits the stores that the epoch ran over and copies of them, as long as no other epoch has run since and no
+    compaction has given rows other numbers.
+    """
+
+    def __init__(self, stores: Mapping[str, TableStore]) -> None:
+        self.tables = {name: TableUndo(store) for name, store in stores.items()}
+
+    def put_back(self, stores: Mapping[str, TableStore]) -> None:
+        """Makes the tables hold what they held before the epoch."""
+        for name, table in self.tables.items():
+            if name in stores:  # else it was forgotten since
+                table.put_back(stores[name])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(table.nbytes for table in self.tables.values())
+
+
+@jit
+def _mark(numbers: Longs, start: int, step: int, marks: NDArray[np.uint8]) -> None:
+    for j in range(start, numbers.shape[0], step):
+        if 0 <= numbers[j] < marks.shape[0]:
+            marks[numbers[j]] = 1

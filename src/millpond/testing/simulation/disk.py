@@ -1,0 +1,145 @@
+"""The disk of a simulated machine: it takes time, fills up, and after a crash holds what was synced."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from millpond.durable.files import AnyBuffer, AnyPath
+from millpond.testing.files import Loss, LossyFiles
+from millpond.testing.simulation.faults import Faults
+from millpond.testing.simulation.scheduler import STEP_S, Process, Scheduler
+
+
+@dataclass(eq=False)
+class _Strike:
+    process: Process | None
+    changes: int
+    event: Callable[[], None]
+
+
+class Disk:
+    """Outlives the processes that use it."""
+
+    def __init__(self, scheduler: Scheduler, faults: Faults, seed: int) -> None:
+        self.content = LossyFiles(seed)
+        self.scheduler = scheduler
+        self.faults = faults
+        self._full_until_s = 0.0
+        self._strikes: list[_Strike] = []
+
+    def files(self, process: Process) -> SimFiles:
+        """The disk, as a process sees it."""
+        return SimFiles(self, process)
+
+    def fill(self, seconds: float) -> None:
+        """There is no room for so long."""
+        self._full_until_s = self.scheduler.now + seconds
+
+    def make_room(self) -> None:
+        self._full_until_s = 0.0
+
+    @property
+    def full(self) -> bool:
+        return self.scheduler.now < self._full_until_s
+
+    def strike(self, process: Process | None, changes: int, event: Callable[[], None]) -> None:
+        """The event happens just before so many-th next change by that process, or by any."""
+        self._strikes = [one for one in self._strikes if one.process is None or one.process.alive]
+        self._strikes.append(_Strike(process, changes, event))
+
+    def count(self, process: Process) -> None:
+        """A process is about to change the disk."""
+        for strike in [one for one in self._strikes if one.process in (None, process)]:
+            strike.changes -= 1
+            if strike.changes == 0:
+                self._strikes.remove(strike)
+                self.scheduler.at(0.0, strike.event)
+                self.scheduler.sleep(STEP_S)  # the event comes first, and may be the end of this task
+
+    def crash(self, lose: Loss | None = None) -> None:
+        """The machine went down: what was not synced is lost. Whoever calls this has killed its processes."""
+        self.content = self.content.crash(lose)
+        for loss in self.content.losses:
+            self.faults.fire("unsynced lost", loss)
+
+
+class SimFiles:
+    """A `Files` on a simulated disk. Others may run before every operation, and in the middle of a write."""
+
+    def __init__(self, disk: Disk, process: Process) -> None:
+        self._disk = disk
+        self._process = process
+
+    def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
+        disk = self._change("write", path)
+        content = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers)
+        if disk.full or disk.scheduler.random.random() < disk.scheduler.switching:
+            disk.content.write(path, [content[: len(content) // 2]])
+            self._pass_time()
+        if disk.full:
+            disk.faults.fire("disk full", str(path))
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        disk.content.write(path, [content])
+
+    def sync(self, path: AnyPath) -> None:
+        disk = self._change("sync", path)
+        self._be_slow()
+        disk.content.sync(path)
+
+    def rename(self, source: AnyPath, target: AnyPath) -> None:
+        self._change("rename", target).content.rename(source, target)
+
+    def sync_dir(self, path: AnyPath) -> None:
+        disk = self._change("sync_dir", path)
+        self._be_slow()
+        disk.content.sync_dir(path)
+
+    def read(self, path: AnyPath) -> pa.Buffer:
+        return self._look().read(path)
+
+    def list(self, path: AnyPath) -> list[str]:
+        return self._look().list(path)
+
+    def remove(self, path: AnyPath) -> None:
+        self._change("remove", path).content.remove(path)
+
+    def remove_dir(self, path: AnyPath) -> None:
+        self._change("remove_dir", path).content.remove_dir(path)
+
+    def make_dir(self, path: AnyPath) -> None:
+        self._change("make_dir", path).content.make_dir(path)
+
+    def exists(self, path: AnyPath) -> bool:
+        return self._look().exists(path)
+
+    def is_dir(self, path: AnyPath) -> bool:
+        return self._look().is_dir(path)
+
+    def _look(self) -> LossyFiles:
+        self._disk.scheduler.pause()
+        return self._disk.content
+
+    def _change(self, what: str, path: AnyPath) -> Disk:
+        """The disk, at the moment of the change."""
+        self._pass_time()
+        self._disk.count(self._process)
+        self._disk.scheduler.note(f"{what} {path}")
+        return self._disk
+
+    def _pass_time(self) -> None:
+        scheduler, faults = self._disk.scheduler, self._disk.faults
+        task = scheduler.task()
+        assert task.process is self._process, f"{task} uses the files of {self._process.name}"
+        if scheduler.random.random() < scheduler.switching:
+            scheduler.sleep(faults.duration(faults.weather.disk_s))
+
+    def _be_slow(self) -> None:
+        faults = self._disk.faults
+        if faults.strikes(faults.weather.slow):
+            seconds = faults.duration(faults.weather.slow_s)
+            faults.fire("slow sync", f"{seconds:.3f} s")
+            self._disk.scheduler.sleep(seconds)

@@ -1,0 +1,32 @@
+"""What happened in a simulation: a line each, with its virtual time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+
+LINES_MAX = 4000
+
+
+class History:
+    """Keeps the last lines. The digest is of all that there ever were: equal digests, equal histories."""
+
+    def __init__(self, lines_max: int = LINES_MAX) -> None:
+        self.count = 0
+        self.lines: deque[str] = deque(maxlen=lines_max)
+        self._hash = hashlib.blake2b(digest_size=8)
+
+    def add(self, now: float, who: str, what: str) -> None:
+        line = f"{now:12.6f} {who}: {what}"
+        self.count += 1
+        self.lines.append(line)
+        self._hash.update(line.encode())
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def tail(self, lines: int = 60) -> str:
+        """The last lines, and how many came before them."""
+        last = list(self.lines)[-lines:]
+        return "\n".join([f"... {self.count - len(last)} lines before", *last])

@@ -1,0 +1,45 @@
+"""Memory that runs out while an epoch is applied: half of a slice's rows are in, and the rest never comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from millpond.stores.versioned import VersionedSlice
+from millpond.testing.simulation.kernel import Simulation
+from millpond.testing.simulation.scheduler import Process
+
+
+@contextmanager
+def scarce_memory(sim: Simulation, then: Callable[[Process], None]) -> Iterator[None]:
+    """For the block, an insert of an epoch that is applied fails half-way as often as the weather has it.
+
+    `then` is told whose.
+    """
+    insert = VersionedSlice.insert
+
+    def try_insert(
+        self: VersionedSlice, keys: Any, times: Any, values: Sequence[Any], keep_from: int | None = None
+    ) -> None:
+        task = sim.scheduler.current
+        if (
+            task is None
+            or not task.name.startswith("Apply")
+            or not sim.faults.strikes(sim.faults.weather.short)
+        ):
+            insert(self, keys, times, values, keep_from)
+            return
+        half = len(times) // 2
+        insert(
+            self, keys.part(0, half), times[:half], [column.slice(0, half) for column in values], keep_from
+        )
+        sim.faults.fire("out of memory", str(task))
+        then(task.process)
+        raise MemoryError("simulated")
+
+    VersionedSlice.insert = try_insert  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        VersionedSlice.insert = insert  # type: ignore[method-assign]

@@ -1,0 +1,239 @@
+"""A pond on a simulated machine: a driver that is opened again whenever it ends, and the containers that it starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from millpond.client.client import Client
+from millpond.container.holdings.base import Means
+from millpond.container.service import ContainerService
+from millpond.coordinator.hosting import Host
+from millpond.coordinator.service import CoordinatorService
+from millpond.errors import (
+    CodeFailed,
+    ContainerFailed,
+    CorruptFile,
+    MillpondError,
+    Moved,
+    StageLost,
+    Unavailable,
+    WriteFailed,
+)
+from millpond.pond.pond import Pond
+from millpond.testing.simulation.faults import Faults
+from millpond.testing.simulation.scheduler import Died, Process
+
+if TYPE_CHECKING:
+    from millpond.testing.simulation.kernel import Simulation
+
+ROOT = "/pond"
+ADDRESS = "coordinator"
+SLICES = 4
+CONTAINERS_MAX = 3
+BOOT_S = 0.1
+REOPEN_S = 0.5
+UPKEEP_S = (0.3, 30.0)
+"""Of containers: how often it comes is drawn, so that slices rest on their logs for a short time, or for long."""
+COORDINATOR_UPKEEP_S = 1.0
+ORPHAN_S = 0.2
+
+
+def is_weather(error: Exception) -> bool:
+    """Whether faults explain the error, so that whoever meets it tries again."""
+    if isinstance(error, CorruptFile):
+        return False
+    if isinstance(error, MillpondError):
+        # The bare class is what a handler sends of an error that is not the pond's own: a full disk, no memory.
+        return type(error) is MillpondError or isinstance(
+            error, Unavailable | Moved | StageLost | WriteFailed | ContainerFailed | CodeFailed
+        )
+    return isinstance(error, OSError | MemoryError)
+
+
+class SimHosting:
+    """Containers as processes of the simulation. They end soon after the driver that started them."""
+
+    def __init__(
+        self, sim: Simulation, driver: Process, upkeep_s: float, on_exit: Callable[[int], None]
+    ) -> None:
+        self.processes: dict[int, Process] = {}
+        self.services: dict[int, ContainerService] = {}
+        self._sim = sim
+        self._driver = driver
+        self._upkeep_s = upkeep_s
+        self._on_exit = on_exit
+        self._starts = 0
+        driver.on_exit.append(self._orphan)
+
+    def start(self, container: int) -> Host:
+        self.stop_one(container)
+        sim = self._sim
+        self._starts += 1
+        process = sim.process(f"{self._driver.name}-container-{container}.{self._starts}")
+        self.processes[container] = process
+
+        def serve() -> None:
+            process.runtime.sleep(sim.faults.duration(BOOT_S))
+            dial = sim.network.dialer(process)
+            service = ContainerService(sim.disk.files(process), ROOT, Means(), process.runtime, dial)
+            self.services[container] = service
+            sim.network.serve(process, service, process.name)
+            process.runtime.spawn(lambda: self._maintain(process, service), "upkeep")
+
+        try:
+            process.run(serve)
+        except Died:
+            raise ContainerFailed(f"container {container} ended early", container=container) from None
+        process.on_exit.append(lambda: self._ended(container, process))
+        return Host(self._starts, process.name)
+
+    def _maintain(self, process: Process, service: ContainerService) -> None:
+        maintain(self._sim.faults, process, self._upkeep_s, service.maintain)
+
+    def alive(self, container: int) -> bool:
+        process = self.processes.get(container)
+        return process is not None and process.alive
+
+    def last_words(self, container: int) -> str:
+        return "was killed"
+
+    def stop_one(self, container: int) -> None:
+        if process := self.processes.pop(container, None):
+            process.kill()
+
+    def stop(self) -> None:
+        for container in list(self.processes):
+            self.stop_one(container)
+
+    def _ended(self, container: int, process: Process) -> None:
+        if self._driver.alive and self.processes.get(container) is process:
+            self._driver.spawn(lambda: self._on_exit(container), f"recover-{container}")
+
+    def _orphan(self) -> None:
+        for process in self.processes.values():
+            self._sim.scheduler.at(self._sim.faults.duration(ORPHAN_S), process.kill)
+
+
+class SimPond:
+    """What outlives its processes: whoever drives it, there is one driver at a time."""
+
+    def __init__(self, sim: Simulation, chance: Random) -> None:
+        self.sim = sim
+        self.chance = chance
+        self.driver: Process | None = None
+        self.hosting: SimHosting | None = None
+        self.coordinator: CoordinatorService | None = None
+        low, high = UPKEEP_S
+        self.upkeep_s = math.exp(chance.uniform(math.log(low), math.log(high)))
+        self.containers = 0
+        self.opened = 0
+
+    def supervise(self) -> None:
+        """Opens the pond, and again whenever it has ended."""
+        sim = self.sim
+        while True:
+            self.driver = driver = sim.process(f"driver-{self.opened}")
+            self.coordinator = None
+            self.opened += 1
+            self.containers = self.chance.randint(1, CONTAINERS_MAX)
+            sim.scheduler.note(f"opens with {self.containers} containers", driver.name)
+            with suppress(Died):
+                driver.run(self._drive)
+            driver.kill()
+            sim.scheduler.sleep(sim.faults.duration(REOPEN_S))
+
+    def _drive(self) -> None:
+        """The driver's life: it opens the pond, and looks after it until something ends it."""
+        sim, driver = self.sim, self.driver
+        assert driver is not None
+        while self.hosting is not None and any(process.alive for process in self.hosting.processes.values()):
+            driver.runtime.sleep(ORPHAN_S)
+        coordinator = CoordinatorService(
+            sim.disk.files(driver), ROOT, sim.network.dialer(driver), driver.runtime
+        )
+        sim.network.serve(driver, coordinator, ADDRESS)
+        self.hosting = SimHosting(sim, driver, self.upkeep_s, coordinator.recover)
+        try:
+            coordinator.start(self.hosting, self.containers, SLICES)
+        except Exception as error:
+            if not is_weather(error):
+                raise
+            sim.scheduler.note(f"cannot open: {error!r}"[:200])
+            return
+        self.coordinator = coordinator
+        maintain(sim.faults, driver, COORDINATOR_UPKEEP_S, coordinator.maintain)
+
+    def move_slices(self, every_s: float) -> None:
+        """Gives slices to other containers, again and again."""
+        while True:
+            self.sim.scheduler.sleep(self.sim.faults.duration(every_s))
+            with suppress(Died):
+                if self.driver is not None and self.driver.alive and self.sim.faults.weather.is_foul:
+                    self.driver.run(self._move, "move")
+
+    def _move(self) -> None:
+        if self.coordinator is None:
+            return
+        owners = [self.chance.randrange(self.containers) for _ in range(SLICES)]
+        self.sim.scheduler.note(f"places slices {owners}")
+        try:
+            self.coordinator.place(owners)
+        except Exception as error:
+            if not is_weather(error):
+                raise
+            self.sim.faults.fire("move failed", repr(error)[:80])
+        else:
+            self.sim.faults.fire("slices moved", str(owners))
+
+    def checkpoint_soon(self, process: Process) -> None:
+        """Upkeep comes to a container, of all moments, now."""
+        assert self.hosting is not None
+        for container, own in self.hosting.processes.items():
+            if own is process:
+                process.spawn(
+                    partial(_once, process, self.hosting.services[container].checkpoint), "checkpoint"
+                )
+
+    def crash(self) -> None:
+        """The machine goes down, but for whoever else calls this kills."""
+        if self.hosting is not None:
+            for process in list(self.hosting.processes.values()):
+                process.kill()
+        if self.driver is not None:
+            self.driver.kill()
+
+    def processes(self) -> list[Process]:
+        held = [] if self.hosting is None else list(self.hosting.processes.values())
+        return [*([self.driver] if self.driver else []), *held]
+
+    def connect(self, process: Process) -> Pond:
+        dial = self.sim.network.dialer(process)
+        return Pond(Client(dial(ADDRESS), dial, process.runtime, files=self.sim.disk.files(process)), ADDRESS)
+
+    def validate(self) -> None:
+        """Every container serves, and its invariants hold."""
+        assert self.hosting is not None
+        for container, process in self.hosting.processes.items():
+            assert process.alive, f"container {container} has ended"
+            self.hosting.services[container].validate()
+
+
+def maintain(faults: Faults, process: Process, every_s: float, work: Callable[[], object]) -> None:
+    """Upkeep goes on, whatever went wrong once."""
+    while True:
+        _once(process, work)
+        process.runtime.sleep(faults.duration(every_s))
+
+
+def _once(process: Process, work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Exception as error:
+        if not is_weather(error):
+            raise
+        process.scheduler.note(f"upkeep failed: {error!r}"[:200])

@@ -1,0 +1,254 @@
+"""One seed: a pond, applications and weather drawn from it, and in the end all of it compared with the models."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pyarrow as pa
+
+from millpond.pond.pond import Pond
+from millpond.testing.simulation.apps import App, Chronicle, Wrong
+from millpond.testing.simulation.faults import Weather
+from millpond.testing.simulation.fetcher import Fetcher, draw_fetcher
+from millpond.testing.simulation.kernel import Simulation
+from millpond.testing.simulation.ledger import LedgerModel, Teller, draw_ledger
+from millpond.testing.simulation.memory import scarce_memory
+from millpond.testing.simulation.pond import SimPond
+from millpond.testing.simulation.report import LINES, Report
+from millpond.testing.simulation.scheduler import Process
+from millpond.testing.simulation.states import (
+    KEYS,
+    AddModel,
+    PutModel,
+    Reader,
+    StateModel,
+    Updater,
+    check_answers,
+    check_snapshot,
+    draw_feed,
+    open_state,
+)
+
+STEPS_MAX = 300_000
+CALM_S_MAX = 400.0
+"""Within this time of the last fault everybody has finished."""
+
+
+class Scenario:
+    def __init__(self, seed: int) -> None:
+        self.chance = chance = Random(f"scenario {seed}")
+        self.sim = Simulation(seed, Weather.of(chance), STEPS_MAX)
+        self.sim.network.on_failure = self._handler_failed
+        self.pond = SimPond(self.sim, chance)
+        self.chronicle = Chronicle()
+        self.storm_s = math.exp(chance.uniform(math.log(3), math.log(60)))
+        self.models: list[StateModel] = []
+        self.apps: list[App] = []
+        self.readers: list[Reader] = []
+        self._failed: Exception | None = None
+        self.ledgers: list[LedgerModel] = []
+        for number in range(chance.choice((1, 1, 2))):
+            self._draw_state(f"state{number}")
+        if chance.random() < 0.5:
+            self._draw_ledger("accounts")
+
+    def _draw_state(self, name: str) -> None:
+        chance = self.chance
+        count, epochs = chance.choice((1, 2, 3)), chance.randint(2, 6)
+        feeds = {f"{name}_feed{n}": draw_feed(chance, n, count, epochs) for n in range(count)}
+        model = chance.choice((PutModel, AddModel))(name, feeds)
+        self.models.append(model)
+        pause_s = self.storm_s / epochs
+        if chance.random() < 0.5:
+            questions = draw_fetcher(chance, model, epochs)
+            model.compacts = questions.delay is not None
+            self.apps.append(
+                Fetcher(self.pond, self.chronicle, f"{name}_fetcher", questions, chance, pause_s)
+            )
+        for feed in feeds:
+            self.apps.append(Updater(self.pond, self.chronicle, feed, model, chance, pause_s))
+        self.readers.append(
+            Reader(self.pond, self.chronicle, f"{name}_reader", model, chance, self.storm_s / 8)
+        )
+
+    def _draw_ledger(self, table: str) -> None:
+        epochs = self.chance.randint(1, 5)
+        model = draw_ledger(self.chance, table, epochs)
+        self.ledgers.append(model)
+        pause_s = self.storm_s / epochs
+        self.apps.append(Teller(self.pond, self.chronicle, f"{table}_teller", model, self.chance, pause_s))
+
+    # The run
+
+    def run(self) -> None:
+        sim, world = self.sim, self.sim.scheduler.world
+        world.spawn(self.pond.supervise, "supervisor")
+        self._register()
+        storms = sim.storms(self._victims, self._crash)
+        storms.begin()
+        if self.chance.random() < 0.5:
+            world.spawn(lambda: self.pond.move_slices(self.storm_s / 8), "mover")
+        for app in [*self.apps, *self.readers]:
+            world.spawn(app.live, app.name)
+        sim.scheduler.sleep(self.storm_s)
+        storms.end()
+        sim.scheduler.note("the storms are over")
+        deadline = sim.scheduler.now + CALM_S_MAX
+        self._await(deadline, lambda: all(app.done for app in self.apps), "applications are not done")
+        for reader in self.readers:
+            reader.stopping = True
+        self._await(deadline, lambda: all(reader.done for reader in self.readers), "readers are not done")
+        while sim.network.travelling:
+            sim.scheduler.sleep(10.0)
+        self._finish()
+
+    def _register(self) -> None:
+        """All updaters are there before one sends: a later one would find times final that its rows have."""
+        Registrar(self.pond, self.chronicle, self.models).live()
+
+    def _await(self, deadline: float, done: Callable[[], bool], what: str) -> None:
+        while not done():
+            if self._failed is not None:
+                raise self._failed
+            if self.sim.scheduler.now > deadline:
+                raise Wrong(f"{what} {CALM_S_MAX:.0f} s after the last fault\n{self.sim.scheduler.dump()}")
+            self.sim.scheduler.sleep(1.0)
+
+    def _finish(self) -> None:
+        """Everything is compared; then once more after names were forgotten, and the pond was opened anew."""
+        self._check_all("the end")
+        Forgetter(self.pond, self.chronicle, self.models).live()
+        assert self.pond.driver is not None
+        self.pond.driver.kill()
+        self._check_all("the end, opened anew")
+        self.pond.validate()
+
+    def _check_all(self, when: str) -> None:
+        self.sim.scheduler.note(f"compares everything at {when}")
+        Checker(self.pond, self.chronicle, self.models, self.ledgers).live()
+
+    # What faults reach
+
+    def _victims(self) -> list[Process]:
+        apps = [app.process for app in [*self.apps, *self.readers] if app.process is not None]
+        return [*self.pond.processes(), *apps]
+
+    def _crash(self) -> None:
+        self.pond.crash()
+        for app in [*self.apps, *self.readers]:
+            if app.process is not None:
+                app.process.kill()
+        self.sim.disk.crash()
+
+    def _handler_failed(self, error: Exception) -> None:
+        if not isinstance(error, OSError | MemoryError):
+            self._failed = error
+
+    def report(self) -> Report:
+        failure = ""
+        try:
+            with scarce_memory(self.sim, self.pond.checkpoint_soon):
+                self.sim.scheduler.run(self.run)
+            if self._failed is not None:
+                raise self._failed
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told with what went before
+            failure = self._told(error)
+        scheduler = self.sim.scheduler
+        did = Counter(
+            reads=sum(reader.reads for reader in self.readers),
+            epochs=sum(len(feed.epochs) for model in self.models for feed in model.feeds.values()),
+            openings=self.pond.opened,
+        )
+        return Report(
+            self.sim.seed,
+            failure,
+            self.sim.faults.fired,
+            did,
+            self.sim.history.digest,
+            scheduler.steps,
+            scheduler.now,
+        )
+
+    def _told(self, error: Exception) -> str:
+        """What went wrong, and the lines that matter: those about the keys concerned, and the faults among them."""
+        keys = error.keys if isinstance(error, Wrong) else frozenset()
+        lines = [(line.now, f"{line.who} {line.what}") for line in self.chronicle.about(keys, LINES)]
+        since = lines[0][0] if lines else 0.0
+        lines += [(now, f"FAULT {what}") for now, what in list(self.sim.faults.last)[-LINES:] if now >= since]
+        told = "\n".join(f"{now:12.6f} {what}"[:300] for now, what in sorted(lines))
+        return f"{type(error).__name__}: {error}\n{told}"
+
+
+class Registrar(App):
+    """Opens every State and lets its updaters exist."""
+
+    def __init__(self, pond: SimPond, chronicle: Chronicle, models: list[StateModel]) -> None:
+        super().__init__(pond, chronicle, "registrar")
+        self._models = models
+
+    def work(self, pond: Pond, process: Process) -> None:
+        for model in self._models:
+            state = open_state(pond, model)
+            for updater, feed in model.feeds.items():
+                state.update(key="k", at="t", value="v", delay=feed.delay, name=updater)
+
+
+class Forgetter(App):
+    """Lets go of names whose work is done: what they did stays. A State that is forgotten comes back empty."""
+
+    def __init__(self, pond: SimPond, chronicle: Chronicle, models: list[StateModel]) -> None:
+        super().__init__(pond, chronicle, "forgetter")
+        self._models = models
+
+    def work(self, pond: Pond, process: Process) -> None:
+        scratch = pond.state("scratch", key="long", value="long")
+        scratch.update(key="k", at="t", value="v", name="once")(pa.table({"k": [1], "t": [1], "v": [1]}), 0)
+        for model in self._models:
+            state = open_state(pond, model)
+            for name in [*state.progress().updaters, *state.progress().fetchers]:
+                pond.forget(state, name=name)
+        pond.forget(scratch)
+        scratch = pond.state("scratch", key="long", value="long")
+        scratch.update(key="k", at="t", value="v", name="once")(pa.table({"k": [2], "t": [2], "v": [2]}), 0)
+        scratch.finish("once")
+        rows = scratch.snapshot().to_pylist()
+        if rows != [{"key": 2, "time": 2, "value": 2}]:
+            raise Wrong(f"a State that was forgotten and opened anew holds {rows}")
+        pond.forget(scratch)
+
+
+class Checker(App):
+    """Compares everything that can be asked for with what the models say."""
+
+    def __init__(
+        self, pond: SimPond, chronicle: Chronicle, models: list[StateModel], ledgers: list[LedgerModel]
+    ) -> None:
+        super().__init__(pond, chronicle, "checker")
+        self._models = models
+        self._ledgers = ledgers
+
+    def work(self, pond: Pond, process: Process) -> None:
+        for ledger in self._ledgers:
+            rows = pond.table(ledger.table).snapshot().to_pylist()
+            ledger.check_balances(len(ledger.epochs), {row["key"]: row["balance"] for row in rows})
+        for model in self._models:
+            state = open_state(pond, model)
+            progress = state.progress()
+            model.check_progress(model.progress_floor, progress.update)
+            rows = state.snapshot().to_pylist()
+            snapshot = {row["key"]: (row["time"], row["value"]) for row in rows}
+            check_snapshot(model, snapshot, progress.update)
+            oldest = 0 if progress.fetch == -math.inf else int(progress.fetch)
+            newest = max([oldest, *(time + 1 for time, _ in snapshot.values())])
+            questions = [(key, at) for key in range(KEYS) for at in range(oldest, newest + 1)]
+            keys, times = zip(*questions, strict=True)
+            answers = state.fetch(key="k", at="t", into="v").now(pa.table({"k": keys, "t": times}))
+            check_answers(model, list(zip(*(answers[name].to_pylist() for name in "ktv"), strict=True)))
+
+
+def simulate(seed: int) -> Report:
+    """A whole pond with its applications, on virtual time, disk and network; the same seed gives the same report."""
+    return Scenario(seed).report()

@@ -1,0 +1,147 @@
+"""Messages of an epoch's way in: stage, commit, and what the coordinator then asks of containers."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from millpond.times import Progress
+from millpond.wire.base import (
+    LONG_CALL_S,
+    Call,
+    Count,
+    Done,
+    Message,
+    Name,
+    Query,
+    Term,
+    Turn,
+    Unsigned64,
+    Writer,
+    check_progress,
+)
+from millpond.wire.specs import Work
+
+History = Literal["continue", "new", "shared"]
+"""Whose epochs count under an operator's name: of the query that began, of a new one from now on, of several at once."""
+
+# Anyone to container
+
+
+class StageDone(Message, frozen=True, tag=True):
+    rows: Count
+    digest: Unsigned64
+
+
+class Stage(Call[StageDone], frozen=True, tag=True):
+    """Rows follow as batches grouped by slice, each with its per-slice counts."""
+
+    resident: Name
+    writer: Writer
+    turn: Turn
+    partition: Count
+    attempt: Count
+
+
+# Coordinator to container
+
+
+class Prepared(Message, frozen=True, tag=True):
+    """`term` tells which incarnation of the container vouches for it."""
+
+    term: Term
+    rows: Count
+    digest: Unsigned64
+
+
+class Prepare(Call[Prepared], frozen=True, tag=True):
+    """Make the staged rows of exactly these attempts durable, and do all that may fail. Nothing becomes visible.
+
+    `ballot` numbers what the coordinator asks about a resident's epochs: a message that comes late counts no more.
+    """
+
+    seconds: ClassVar[float] = LONG_CALL_S
+
+    resident: Name
+    writer: Writer
+    turn: Turn
+    ballot: Count
+    attempts: dict[int, int]
+    work: Work
+
+
+class Discard(Call[Done], frozen=True, tag=True):
+    """An epoch that was prepared will not be decided as it is."""
+
+    resident: Name
+    ballot: Count
+
+
+class Apply(Call[Done], frozen=True, tag=True):
+    """Make a prepared epoch visible; it has been decided."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
+
+    resident: Name
+    writer: Writer
+    turn: Turn
+    ballot: Count
+
+
+# Anyone to coordinator
+
+
+class EpochPlan(Message, frozen=True, tag=True):
+    """Rows below `late_below` are late in this epoch, also when it is replayed."""
+
+    late_below: Progress
+    time_kind: str
+    replayed: bool
+
+
+class BeginEpoch(Call[EpochPlan], frozen=True, tag=True):
+    resident: Name
+    updater: Name
+    query: Query
+    turn: Turn
+    history: History
+
+
+class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one task staged: the driver commits exactly the receipts it collected."""
+
+    partition: Count
+    attempt: Count
+    rows: Count
+    late: Count
+    digest: Unsigned64
+    time_max: int | None
+
+
+class EpochCommitted(Message, frozen=True, tag=True):
+    """`replayed` says that the epoch was already there and nothing changed."""
+
+    epoch: Count
+    rows: Count
+    late: Count
+    watermark: Progress
+    replayed: bool
+
+
+class CommitEpoch(Call[EpochCommitted], frozen=True, tag=True):
+    seconds: ClassVar[float] = LONG_CALL_S
+
+    resident: Name
+    updater: Name
+    query: Query
+    turn: Turn
+    history: History
+    delay: Count
+    late_below: Progress
+    time_kind: Literal["", "timestamp", "long"]
+    receipts: list[Receipt]
+    work: Work
+
+    def __post_init__(self) -> None:
+        check_progress(self.late_below)

@@ -1,0 +1,204 @@
+"""Messages about the pond itself: its residents, its containers, its slices and its figures."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from millpond.times import Progress
+from millpond.wire.base import (
+    LONG_CALL_S,
+    Call,
+    Count,
+    Done,
+    Message,
+    Name,
+    Query,
+    Term,
+    Turn,
+    Writer,
+    check_progress,
+)
+from millpond.wire.specs import Resident, Spec
+
+# Coordinator to container
+
+
+class Assign(Call[Done], frozen=True, tag=True):
+    """Become container `container` in `term`, with these residents and no slices yet."""
+
+    term: Term
+    container: Count
+    pond_slices: Count
+    residents: list[Resident]
+
+
+class Adopted(Message, frozen=True, tag=True):
+    """What was found of the slices."""
+
+    snapshots_loaded: Count
+    records_replayed: Count
+    rows_replayed: Count
+    records_discarded: Count
+
+
+class Adopt(Call[Adopted], frozen=True, tag=True):
+    """Take over slices, each from the directory of the incarnation that had it last; "" for one that is new.
+
+    `decided` is the newest decided turn of each writer of each resident: log records beyond it were never
+    acknowledged and are not applied. `careful` is the term of an earlier start that ended half-way, 0 if none did: then
+    a mark is left before each record, and a resident whose record ended a start since then comes up broken.
+    `order` numbers what the coordinator says about slices: a message that comes late counts no more.
+    """
+
+    seconds: ClassVar[float] = LONG_CALL_S
+
+    order: Count
+    slices: dict[int, str]
+    decided: dict[str, dict[str, Turn]]
+    careful: Term = Term(0)
+
+
+class Confirm(Call[Done], frozen=True, tag=True):
+    """The journal says that these slices are here. Until it does, all that they rested on before stays as it is."""
+
+    order: Count
+    slices: list[int]
+
+
+class Release(Call[Done], frozen=True, tag=True):
+    """Serve these slices no more. What they rest on stays on disk for whoever adopts them, unless they are `gone`."""
+
+    order: Count
+    slices: list[int]
+    gone: bool = False
+
+
+class AddResident(Call[Done], frozen=True, tag=True):
+    """A resident that is new, or has grown: a group that is there already may have gained a table."""
+
+    resident: Resident
+
+
+class DropResident(Call[Done], frozen=True, tag=True):
+    """Let go of a resident and of its files."""
+
+    name: Name
+    born: Count
+
+
+class ForgetWriters(Call[Done], frozen=True, tag=True):
+    """Let go of what is remembered of these writers: they send no more."""
+
+    resident: Name
+    writers: list[Writer]
+
+
+class Advance(Call[Done], frozen=True, tag=True):
+    """F, and the time below which no update comes any more."""
+
+    resident: Name
+    fetch_progress: Progress
+    final_below: Progress
+
+    def __post_init__(self) -> None:
+        check_progress(self.fetch_progress)
+        check_progress(self.final_below)
+
+
+class Checkpoint(Call[Done], frozen=True, tag=True):
+    """Snapshot what is dirty, then truncate the log. To a container, or through the coordinator to all."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
+
+
+class ContainerReport(Message, frozen=True, tag=True):
+    """`needs` are the directories whose logs its slices rest on, `behind` residents that could not be snapshotted;
+    `residents` are figures by plural of kind and name.
+    """
+
+    term: Term
+    needs: list[str]
+    behind: list[str]
+    slices: list[int]
+    metrics: dict[str, float]
+    residents: dict[str, dict[str, dict[str, Any]]]
+
+
+class ContainerStatus(Call[ContainerReport], frozen=True, tag=True):
+    pass
+
+
+# Anyone to coordinator
+
+
+class OpenResident(Call[Done], frozen=True, tag=True):
+    """Let it exist. One that exists must be the same, or a group that gains a table."""
+
+    spec: Spec
+
+
+class ResidentList(Message, frozen=True, tag=True):
+    residents: list[Spec]
+
+
+class ListResidents(Call[ResidentList], frozen=True, tag=True):
+    """All residents of a kind."""
+
+    reads: ClassVar[bool] = True
+
+    kind: str
+
+
+class ContainerInfo(msgspec.Struct, frozen=True):
+    id: int
+    pid: int
+    address: str
+    slices: tuple[int, ...]
+
+
+class Placement(Message, frozen=True, tag=True):
+    """`owners[slice]` is the id of the container that serves the slice, as of `version`."""
+
+    root: str
+    version: Count
+    owners: list[int]
+    containers: list[ContainerInfo]
+
+    @property
+    def slices(self) -> int:
+        return len(self.owners)
+
+
+class Locate(Call[Placement], frozen=True, tag=True):
+    """Where slices are. Whoever asks has missed a container: one that is away is brought back."""
+
+    reads: ClassVar[bool] = True
+
+
+class Register(Call[Done], frozen=True, tag=True):
+    """Let an updater or a fetcher exist. Registering again changes nothing."""
+
+    resident: Name
+    name: Name
+    role: Literal["updater", "fetcher"]
+
+
+class Forget(Call[Done], frozen=True, tag=True):
+    """Let go of a resident; or of an operator's name at a resident; or of one query of it."""
+
+    resident: Name
+    name: Name | None = None
+    query: Query | None = None
+    table: Name | None = None
+
+
+class PondMetrics(Message, frozen=True, tag=True):
+    coordinator: dict[str, float]
+    containers: dict[int, dict[str, float]]
+    residents: dict[str, dict[str, dict[str, Any]]]
+
+
+class AskMetrics(Call[PondMetrics], frozen=True, tag=True):
+    reads: ClassVar[bool] = True

@@ -1,0 +1,194 @@
+"""Messages that ask: fetches, reads of slices, tables and outputs, and the turns of fetchers."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from millpond.code.capture import Code
+from millpond.code.rules import FetchName
+from millpond.times import Progress
+from millpond.wire.base import (
+    CALL_S,
+    LONG_CALL_S,
+    Call,
+    Count,
+    Done,
+    Message,
+    Name,
+    Query,
+    Turn,
+    Writer,
+    check_progress,
+)
+from millpond.wire.epochs import History
+
+# Anyone to container
+
+
+class Question(Call[Done], frozen=True, tag=True):
+    """Questions to a State follow as one batch grouped by slice, with its per-slice counts.
+
+    Answers come in the same order. A read-only token may ask, but sends no code.
+    """
+
+    reads: ClassVar[bool] = True
+
+    state: Name
+    rule: FetchName
+    code: Code | None = None
+    returns: str = ""
+
+    @property
+    def seconds(self) -> float:  # type: ignore[override]
+        """A rule of the user's own takes as long as it may."""
+        return CALL_S if self.code is None else LONG_CALL_S
+
+
+class FindRows(Call[Done], frozen=True, tag=True):
+    """Keys of a table follow as one batch. Answers are the rows of those that are there."""
+
+    reads: ClassVar[bool] = True
+
+    group: Name
+    table: Name
+
+
+class ReadSlices(Call[Done], frozen=True, tag=True):
+    """One row per key of these slices: the newest version with time <= `at`; of all its versions if `at` is +inf."""
+
+    reads: ClassVar[bool] = True
+
+    state: Name
+    at: Progress
+    slices: list[int]
+
+    def __post_init__(self) -> None:
+        check_progress(self.at)
+
+
+class ReadTable(Call[Done], frozen=True, tag=True):
+    """Every row of a table, as whole epochs left it."""
+
+    reads: ClassVar[bool] = True
+
+    group: Name
+    table: Name
+
+
+class ReadOutputs(Call[Done], frozen=True, tag=True):
+    """What an epoch gave: rows `start` to `stop` of its outputs."""
+
+    reads: ClassVar[bool] = True
+
+    resident: Name
+    writer: Writer
+    turn: Turn
+    start: Count
+    stop: Count
+
+
+# Anyone to coordinator
+
+
+class Pinned(Message, frozen=True, tag=True):
+    """Rows below `late_below` are too late to be asked. `previous` is the turn whose waiting rows join, `token` names
+    the list of those that count.
+
+    `oldest` is the oldest turn whose waiting rows may be asked for again.
+    """
+
+    update: Progress
+    late_below: Progress
+    time_kind: str
+    previous: Turn | None
+    token: str
+    oldest: Turn
+
+
+class Pin(Call[Pinned], frozen=True, tag=True):
+    """Fix what a fetcher's turn sees, before anything of it runs. Asked again, the answer is the same."""
+
+    state: Name
+    fetcher: Name
+    query: Query
+    turn: Turn
+    history: History
+
+
+class Answered(Call[Done], frozen=True, tag=True):
+    """A fetcher's turn is answered, but for the rows that wait. Moves the fetcher's progress.
+
+    `lowest` is the lowest time that a waiting row asks for, `token` names the list of these rows. `watermark` is the time below which the fetcher
+    will ask for no more new rows; None while it cannot tell.
+    """
+
+    state: Name
+    fetcher: Name
+    query: Query
+    turn: Turn
+    waiting: Count
+    late: Count
+    lowest: Progress | None
+    watermark: Progress | None
+    token: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,32}\Z")] = ""
+
+    def __post_init__(self) -> None:
+        check_progress(self.lowest)
+        check_progress(self.watermark)
+
+
+class Pending(Message, frozen=True, tag=True):
+    """Rows of a fetcher that wait for U, since the time `since`, as of its last turn.
+
+    `drains` are the queries that have such rows, if U has moved since they were last asked: the turn in which they
+    can be answered next, the one that left them, and the token of their list. `unfinished` queries were stopped in their last epoch.
+    """
+
+    rows: Count
+    since: Progress | None
+    late: Count
+    drains: dict[str, tuple[Turn, Turn, str]] = msgspec.field(default_factory=dict)
+    unfinished: list[str] = msgspec.field(default_factory=list)
+
+
+class AskPending(Call[Pending], frozen=True, tag=True):
+    reads: ClassVar[bool] = True
+
+    state: Name
+    fetcher: Name
+
+
+class Report(Call[Done], frozen=True, tag=True):
+    """Explicit progress of an updater or a fetcher. A value below the present one changes nothing.
+
+    `time_kind` is what the values are times of; empty for infinite ones.
+    """
+
+    resident: Name
+    name: Name
+    update: Progress | None
+    fetch: Progress | None
+    time_kind: str = ""
+
+    def __post_init__(self) -> None:
+        check_progress(self.update)
+        check_progress(self.fetch)
+
+
+class StateProgress(Message, frozen=True, tag=True):
+    """U, F and who holds them."""
+
+    update: Progress
+    fetch: Progress
+    updaters: dict[str, Progress]
+    fetchers: dict[str, Progress]
+    late: dict[str, int]
+    time_kind: str
+
+
+class AskProgress(Call[StateProgress], frozen=True, tag=True):
+    reads: ClassVar[bool] = True
+
+    resident: Name

@@ -1,0 +1,67 @@
+"""Who owns each slice, and which directory tells what it rests on."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from millpond.coordinator import placement
+from millpond.coordinator.records import PondRecord
+from millpond.wire.base import SliceId
+
+
+@pytest.mark.parametrize("slices", [1, 2, 5, 64, 97])
+def test_every_container_gets_a_run_of_nearly_equal_length(slices: int) -> None:
+    for containers in range(1, min(slices, 9) + 1):
+        ids = [10 * number for number in range(containers)]
+        owners = placement.place(slices, ids)
+        assert len(owners) == slices
+        counts = Counter(owners)
+        assert set(counts) == set(ids)
+        assert max(counts.values()) - min(counts.values()) <= 1
+        assert [owner for owner, _ in itertools.groupby(owners)] == ids, "contiguous, in the order of ids"
+
+
+def test_the_version_goes_on_only_with_a_change() -> None:
+    pond = PondRecord(owners=(0, 0, 1), version=4)
+    assert placement.placed(pond, [0, 0, 1]) is pond
+    after = placement.placed(pond, [0, 1, 1])
+    assert (after.owners, after.version) == ((0, 1, 1), 5)
+    assert after.slices_of(1) == [1, 2]
+
+
+def test_moves_are_what_differs() -> None:
+    before, after = (0, 0, 1, 1, 2), (0, 1, 1, 2, 0)
+    moved = placement.moves(before, after)
+    assert moved == {(0, 1): [1], (1, 2): [3], (2, 0): [4]}
+    assert placement.moves(before, before) == {}
+    owners = list(before)
+    for (source, target), numbers in moved.items():
+        for number in numbers:
+            assert owners[number] == source
+            owners[number] = target
+    assert tuple(owners) == after
+
+
+def test_a_slice_rests_on_one_directory_alone() -> None:
+    pond = PondRecord(owners=(0, 0, 1, 1))
+    assert placement.grounds_of(pond, [SliceId(2)]) == {2: ""}
+    pond = placement.grounded(pond, "one", [SliceId(0), SliceId(1)])
+    pond = placement.grounded(pond, "two", [SliceId(2), SliceId(3)])
+    pond = placement.grounded(pond, "two", [SliceId(1)])
+    assert pond.grounds == {"one": (0,), "two": (1, 2, 3)}
+    pond = placement.grounded(pond, "three", [SliceId(0)])
+    assert "one" not in pond.grounds, "nothing rests on it"
+    assert placement.grounds_of(pond, [SliceId(n) for n in range(4)]) == {
+        0: "three",
+        1: "two",
+        2: "two",
+        3: "two",
+    }
+
+
+def test_terms_go_on_by_one() -> None:
+    pond = PondRecord(owners=(0,))
+    assert placement.next_term(placement.next_term(pond)).term == 2

@@ -1,0 +1,147 @@
+"""Waiting rows on disk: what is listed is read back whole, or refused; whatever crashes, and whoever else writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millpond.durable.crashpoints import WAITING_POINTS, SimulatedCrash, armed
+from millpond.errors import CorruptFile
+from millpond.stores.waiting import WaitingFile, WaitingRows
+from millpond.testing import LossyFiles
+from millpond.wire.base import Turn
+
+TURN = Turn(3)
+
+
+def batch(*keys: int) -> pa.RecordBatch:
+    return pa.record_batch({"k": pa.array(keys, pa.int64()), "at": pa.array(keys, pa.timestamp("us", "UTC"))})
+
+
+def rows_in(root: Path | str, files: LossyFiles | None = None) -> WaitingRows:
+    return WaitingRows(str(root), "s", "views", "q", files)
+
+
+def keep(rows: WaitingRows, *parts: pa.RecordBatch, turn: Turn = TURN) -> list[WaitingFile]:
+    token = rows.begin(turn)
+    files = [rows.write(turn, token, [part]) for part in parts]
+    rows.list_files(turn, token, "{}", files)
+    return files
+
+
+def token_of(files: list[WaitingFile]) -> str:
+    return files[0].name.partition("-")[0]
+
+
+def list_of(files: list[WaitingFile]) -> str:
+    return f"list-{token_of(files)}.arrow"
+
+
+def kept(rows: WaitingRows, files: list[WaitingFile], turn: Turn = TURN) -> list[int]:
+    listed = rows.listed(turn, token_of(files))
+    return sorted(key for file in listed.files for key in rows.read(listed, file)["k"].to_pylist())
+
+
+def path_of(rows: WaitingRows, name: str, turn: str = "000000000003.0000") -> Path:
+    return Path(rows.folder, turn, name)
+
+
+def test_what_was_listed_is_read_back_and_any_reader_opens_it(tmp_path: Path) -> None:
+    rows = rows_in(tmp_path)
+    files = keep(rows, batch(1, 2), batch(3))
+    assert kept(rows, files) == [1, 2, 3]
+    assert [listed.rows for listed in rows.listed(TURN, token_of(files)).files] == [2, 1]
+    with pa.OSFile(str(path_of(rows, files[0].name))) as source, pa.ipc.open_stream(source) as reader:
+        assert reader.read_all().to_batches() == [batch(1, 2)]
+
+
+def test_a_flipped_bit_is_never_another_row(tmp_path: Path) -> None:
+    rows = rows_in(tmp_path)
+    files = keep(rows, batch(1, 2), batch(3))
+    for name in (*(file.name for file in files), list_of(files)):
+        path = path_of(rows, name)
+        whole = path.read_bytes()
+        for place in range(len(whole)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+            with pytest.raises(CorruptFile, match=name):
+                kept(rows, files)
+        path.write_bytes(whole)
+    assert kept(rows, files) == [1, 2, 3]
+
+
+def test_a_missing_file_is_refused_and_a_leftover_is_not_seen(tmp_path: Path) -> None:
+    rows = rows_in(tmp_path)
+    files = keep(rows, batch(1))
+    path_of(rows, files[0].name + ".tmp").write_bytes(b"half a file")
+    path_of(rows, list_of(files) + ".tmp").write_bytes(b"half a list")
+    assert kept(rows, files) == [1]
+    for name in (files[0].name, list_of(files)):
+        path_of(rows, name).unlink()
+        with pytest.raises(CorruptFile, match="missing"):
+            kept(rows, files)
+
+
+def test_a_file_of_another_turn_or_driver_is_refused_though_it_is_whole(tmp_path: Path) -> None:
+    rows = rows_in(tmp_path)
+    files = keep(rows, batch(1))
+    others = keep(rows, batch(2), turn=Turn(4))
+    os.replace(path_of(rows, others[0].name, "000000000004.0000"), path_of(rows, files[0].name))
+    with pytest.raises(CorruptFile, match="another turn"):
+        kept(rows, files)
+    os.replace(path_of(rows, list_of(others), "000000000004.0000"), path_of(rows, list_of(files)))
+    with pytest.raises(CorruptFile, match="another turn"):
+        kept(rows, files)
+
+
+def test_of_two_drivers_that_run_the_same_turn_each_has_its_own_list(tmp_path: Path) -> None:
+    one, two = rows_in(tmp_path), rows_in(tmp_path)
+    files, others = keep(one, batch(1), batch(2)), keep(two, batch(1, 2))
+    assert kept(one, files) == kept(two, files) == kept(one, others) == [1, 2]
+    with pytest.raises(CorruptFile, match="another turn or driver"):
+        one.read(one.listed(TURN, token_of(files)), others[0])
+
+
+@pytest.mark.parametrize("point", WAITING_POINTS)
+@pytest.mark.parametrize("hit", [1, 2, 3])
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_a_crash_at_any_point_leaves_what_was_listed_before(point: str, hit: int, seed: int | None) -> None:
+    files = LossyFiles(seed=seed)
+    rows = rows_in("/pond", files)
+    before = keep(rows, batch(1))
+    with armed(point, hit, action=files.halt) as plan, pytest.raises(SimulatedCrash):
+        keep(rows, batch(1, 2), batch(3))
+    assert plan.fired
+    again = rows_in("/pond", files.crash())
+    assert kept(again, before) == [1]
+    assert kept(again, keep(again, batch(4))) == [4]
+
+
+def test_what_was_listed_survives_the_machine() -> None:
+    for seed in range(10):
+        files = LossyFiles(seed=seed)
+        listed = keep(rows_in("/pond", files), batch(1), batch(2))
+        assert kept(rows_in("/pond", files.crash()), listed) == [1, 2]
+
+
+def test_turns_are_removed_up_to_the_oldest_that_is_needed(tmp_path: Path) -> None:
+    rows = rows_in(tmp_path)
+    kept_files = [keep(rows, batch(t.epoch), turn=t) for t in (Turn(0), Turn(0, 1), Turn(1), Turn(1, 10))]
+    Path(rows.folder, "someone's").mkdir()
+    rows.remove_before(Turn(1))
+    assert sorted(os.listdir(rows.folder)) == ["000000000001.0000", "000000000001.0010", "someone's"]
+    assert kept(rows, kept_files[-1], Turn(1, 10)) == [1]
+    rows_in(tmp_path / "nowhere").remove_before(Turn(1))
+
+
+def test_a_turn_that_cannot_be_removed_now_is_left_for_the_next_time(tmp_path: Path) -> None:
+    rows = rows_in(tmp_path)
+    keep(rows, batch(1), turn=Turn(0))
+    held = Path(rows.folder, "000000000000.0000", "held")
+    held.mkdir()
+    rows.remove_before(Turn(1))
+    held.rmdir()
+    rows.remove_before(Turn(1))
+    assert os.listdir(rows.folder) == []

@@ -1,0 +1,183 @@
+"""Promises broken on purpose, one at a time and in one place: the simulator finds each, or it is the simulator that fails.
+
+A canary is a piece of the pond's source replaced by another. Its seed is one that finds it; without the canary the same
+seed passes. Where the source has changed, the canary says so: look for the place where the promise is kept now.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from typing import Any, NamedTuple
+
+import pytest
+
+from millpond.container import layout, recovery
+from millpond.container.core import Core
+from millpond.container.holdings.group import GroupHolding
+from millpond.container.holdings.state import StateHolding
+from millpond.container.service import ContainerService
+from millpond.coordinator import fetches
+from millpond.coordinator.epochs import EpochCommit
+from millpond.coordinator.membership import Membership
+from millpond.coordinator.service import CoordinatorService
+from millpond.durable import arrow_files
+from millpond.stores import readiness
+from millpond.testing import simulate
+
+
+class Edit(NamedTuple):
+    owner: Any
+    name: str
+    kept: str
+    broken: str
+
+
+DIGESTS = "(digest, rows) == (digest_of(self.message), rows_of(self.message))"
+CANARIES: dict[str, tuple[int, list[Edit]]] = {
+    "no deduplication": (
+        47,
+        [Edit(StateHolding, "_each", "if seen is not None and seen >= turn:", "if False:")],
+    ),
+    "no sync of the log before it is prepared": (
+        37,
+        [
+            Edit(
+                arrow_files,
+                "write_table_file",
+                "files.sync(temporary)",
+                "kind == 'log' or files.sync(temporary)",
+            )
+        ],
+    ),
+    "no term check at the decision": (
+        61,
+        [
+            Edit(
+                CoordinatorService,
+                "_decide",
+                "if not self._containers.members.serves(container, term):",
+                "if False:",
+            )
+        ],
+    ),
+    "a container counts while its successor recovers": (
+        61,
+        [Edit(Membership, "_bring_up", "self.members.ended(container)", "pass")],
+    ),
+    "answers at U, too": (
+        15,
+        [Edit(readiness, "before", "times < int(progress)", "times <= int(progress)")],
+    ),
+    "a torn slice goes on": (11, [Edit(StateHolding, "_insert", "held.torn = True", "pass")]),
+    "published before all have applied": (
+        61,
+        [
+            Edit(
+                EpochCommit,
+                "_step",
+                "if self._waiting or self._away:",
+                "if (self._waiting and self.phase is not Phase.APPLY) or self._away:",
+            )
+        ],
+    ),
+    # Two defences: one alone holds.
+    "every attempt counts": (
+        0,
+        [
+            Edit(
+                Core,
+                "begin",
+                "[attempts.get(attempt) for attempt in sorted(message.attempts.items())]",
+                "list(attempts.values())",
+            ),
+            Edit(EpochCommit, "_step", DIGESTS, "True"),
+        ],
+    ),
+    "waiting rows are forgotten": (
+        0,
+        [
+            Edit(
+                fetches,
+                "pin",
+                "previous=before.turn if before is not None and before.waiting else None",
+                "previous=None",
+            )
+        ],
+    ),
+    "a late prepare counts": (
+        0,
+        [Edit(Core, "begin", "if message.ballot < self._ballots.get(message.resident, 0):", "if False:")],
+    ),
+    "transactions are not undone": (19, [Edit(GroupHolding, "undo", "held.undecided(held.store)", "pass")]),
+    "U is published while an epoch is unseen": (
+        107,
+        [Edit(CoordinatorService, "_progress", "unseen.held_back if unseen is not None else {}", "{}")],
+    ),
+    "logs are replayed in the order of directories": (
+        17,
+        [
+            Edit(
+                recovery,
+                "_read_logs",
+                "in order.static_order():",
+                "in sorted(needed, key=lambda key: key[:2]):",
+            )
+        ],
+    ),
+    "files of the last owner go before the journal knows": (
+        0,
+        [
+            Edit(
+                ContainerService,
+                "_adopt",
+                "self._unconfirmed |= set(new)",
+                "self._remove_leftovers(set(new))",
+            ),
+        ],
+    ),
+    "late orders about slices count": (
+        0,
+        [Edit(ContainerService, "_check_order", "if order < self._order:", "if False:")],
+    ),
+    "slices are left with nobody": (
+        31,
+        [Edit(CoordinatorService, "_call_home", "self._containers.recover(container, broken=True)", "pass")],
+    ),
+}
+
+
+def release(edit: Edit, patch: pytest.MonkeyPatch) -> None:
+    """Puts the broken code in the place of the kept."""
+    function = getattr(edit.owner, edit.name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(edit.kept) == 1, f"{edit.owner.__name__}.{edit.name} has changed"
+    module = sys.modules[function.__module__]
+    code = compile(
+        source.replace(edit.kept, edit.broken), module.__file__ or "", "exec", annotations.compiler_flag
+    )
+    scope: dict[str, Any] = {}
+    exec(code, module.__dict__, scope)
+    for holder in [edit.owner, layout] if edit.owner is arrow_files else [edit.owner]:
+        patch.setattr(holder, edit.name, scope[edit.name])
+
+
+SEEDS_MAX = 400
+"""Any change of the pond changes what a seed means: where the one that is noted finds nothing, others are tried."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CANARIES)
+def test_a_canary_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted, edits = CANARIES[name]
+    with monkeypatch.context() as patch:
+        for edit in edits:
+            release(edit, patch)
+        failed = (report for seed in (noted, *range(SEEDS_MAX)) if not (report := simulate(seed)).passed)
+        found = next(failed, None)
+    assert found is not None, f"{name!r} is not found within {SEEDS_MAX} seeds"
+    assert f"--start {found.seed} " in str(found)
+    report = simulate(found.seed)
+    assert report.passed, report

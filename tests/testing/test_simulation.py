@@ -1,0 +1,88 @@
+"""A whole pond in all weathers: two hundred seeds, each of which keeps every promise and repeats exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from millpond.testing import simulate
+from millpond.testing.simulation import Report
+from millpond.testing.simulation.seeds import main
+
+STARTS = range(0, 200, 25)
+FAULTS = {
+    "clock jump",
+    "crash",
+    "cut",
+    "disk full",
+    "kill",
+    "out of memory",
+    "reply delayed",
+    "reply lost",
+    "request cut off",
+    "request delayed",
+    "request doubled",
+    "request lost",
+    "request reordered",
+    "silence",
+    "slices moved",
+    "slow sync",
+    "stop",
+    "unsynced lost",
+}
+
+
+@cache
+def reports(start: int) -> list[Report]:
+    return [simulate(seed) for seed in range(start, start + 25)]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_every_promise_is_kept(start: int) -> None:
+    for report in reports(start):
+        assert report.passed, report
+
+
+def test_every_kind_of_fault_came_about() -> None:
+    every = [report for start in STARTS for report in reports(start)]
+    fired = sum((report.fired for report in every), Counter())
+    assert not FAULTS - set(fired)
+    did = sum((report.did for report in every), Counter())
+    assert did["epochs"] > 1000
+    assert did["reads"] > 1000
+    assert did["openings"] > 2 * len(every)
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1"])
+def test_a_seed_repeats_exactly_in_every_process(hash_seed: str) -> None:
+    code = "from millpond.testing import simulate; print(*(simulate(seed).digest for seed in range(25, 30)))"
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert told.split() == [report.digest for report in reports(25)[:5]]
+
+
+def test_seeds_are_run_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--start", "3", "--seeds", "2", "--jobs", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "2 seeds in" in told
+    assert "0 failed" in told
+
+
+def test_a_failure_is_told_with_its_seed_and_what_went_before(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpond.testing.simulation.states.AddModel.value_at", lambda *_: -1)
+    monkeypatch.setattr("millpond.testing.simulation.states.PutModel.value_at", lambda *_: -1)
+    assert main(["--start", "3", "--seeds", "1", "--jobs", "1"]) == 1
+    told = capsys.readouterr().out
+    assert "seed 3: Wrong: " in told
+    assert "is acknowledged" in told
+    assert "--start 3 --seeds 1" in told
+    assert len(told.splitlines()) < 80
