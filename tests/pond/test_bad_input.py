@@ -433,7 +433,6 @@ def test_a_number_below_zero_is_a_drain_after_its_epoch(scene: Scene) -> None:
     with refused(scene, EpochChanged, ValueError, epoch=0):
         scene.op(NEXT.slice(1), -1)
     assert scene.op(NEXT, -1).replayed
-    assert scene.op(NEXT, Turn(1, 1).number).epoch == 1
 
 
 def test_the_first_epoch_is_0(scene: Scene) -> None:
@@ -450,11 +449,11 @@ def test_a_history_that_is_none(scene: Scene, history: Any) -> None:
 
 
 def test_another_query_under_the_same_name(scene: Scene) -> None:
-    with refused(scene, OtherQuery, ValueError, resident="s", name="feed", query="other"):
+    with pytest.raises(OtherQuery, match="other"):
         scene.op.commit(NEXT, 0, "other")
     anew = scene.state.update(key="k", at="t", value="v", name="feed", history="new")
     assert not anew.commit(NEXT, 17, "other").replayed
-    with refused(scene, OtherQuery, ValueError, resident="s", name="feed", query="local"):
+    with pytest.raises(OtherQuery, match="local"):
         scene.op(NEXT, 1)
 
 

@@ -16,7 +16,6 @@ from millpond.errors import (
     BadTransaction,
     MillpondError,
     OtherQuery,
-    OutputsGone,
     ResidentBroken,
     WrongType,
 )
@@ -234,13 +233,7 @@ def test_two_queries_of_one_operator_do_not_lose_each_others_outputs() -> None:
         op = pond.transactions("op", [pond.table("t")], {"add": add}, history="shared")
     with pytest.raises(OtherQuery):
         run_in_query(pond.transactions("op", ["t"], {"add": add}), "query-c", 0, one_event(1, at=3))
-    # Queries that were given up are forgotten.
-    for number in range(outputs.QUERIES_KEPT - 1):
-        run_in_query(op, f"later-{number}", 0, one_event(1, at=3))
-    assert run_in_query(op, "query-b", 0, one_event(2, at=2)).equals(second)
-    with pytest.raises(OutputsGone):
-        run_in_query(op, "query-a", 0, one_event(1, at=1))
-    assert pond.table("t").snapshot()["x"].to_pylist() == [3 + outputs.QUERIES_KEPT - 1]
+    assert pond.table("t").snapshot()["x"].to_pylist() == [3]
 
 
 def test_large_answers_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,10 +138,9 @@ class State:
         """
         check_name(name, "the updater or fetcher")
         update_progress, fetch_progress = _progress(update), _progress(fetch)
-        if update_progress is not None:
-            self._client.call(Report(self.name, name, update_progress, None, _kind(update)))
-        if fetch_progress is not None:
-            self._client.call(Report(self.name, name, None, fetch_progress, _kind(fetch)))
+        if update_progress is not None or fetch_progress is not None:
+            kind = _kind(update) or _kind(fetch)
+            self._client.call(Report(self.name, name, update_progress, fetch_progress, kind))
 
     def progress(self) -> StateProgress:
         """U (`update`), F (`fetch`), and the progress of each updater and fetcher."""
