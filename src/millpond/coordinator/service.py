@@ -73,7 +73,7 @@ CLOSE_S_MAX = 30.0
 WAITING = "waiting"
 # Starts that an epoch of user code may cost before it is refused.
 DEATHS_MAX = 3
-CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "ended itself")
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
 
 
 class CoordinatorService:
