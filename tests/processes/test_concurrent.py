@@ -52,7 +52,8 @@ def kill(pond: mp.Pond, ended: threading.Event) -> int:
     for number in range(KILLS):
         if ended.wait(0.4):
             return number
-        with contextlib.suppress(ProcessLookupError):  # it may be down from the kill before
+        # It may be down from the kill before, or not there at all.
+        with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(chance.choice(pond.containers()).pid, signal.SIGKILL)
     return KILLS
 
