@@ -120,13 +120,10 @@ def test_threads_map_at_the_same_time() -> None:
     assert sorted(Threads().map(lambda _item: together.wait(), range(3))) == [0, 1, 2]
 
 
-def test_serial_leaves_what_is_spawned_for_later() -> None:
+def test_serial_does_at_once_what_is_spawned() -> None:
     ran = []
-    runtime = Serial()
-    runtime.spawn(lambda: ran.append(1), "runner")
-    assert not ran
-    runtime.spawned[0]()
-    assert ran
+    Serial().spawn(lambda: ran.append(1), "runner")
+    assert ran == [1]
 
 
 def test_serial_bits_repeat_from_a_seed() -> None:
