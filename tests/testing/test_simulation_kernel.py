@@ -632,7 +632,7 @@ def test_after_a_storm_nothing_strikes_and_nothing_lasts() -> None:
         assert sim.disk.full
         storms.end()
         before = dict(sim.faults.fired)
-        assert before["kill"] > 5
+        assert before["kill"] > 2  # others wait for a change or a reply that never comes
         sim.scheduler.sleep(100)
         assert sim.faults.fired == before
         assert not any(victim.stopped for victim in victims if victim.alive)

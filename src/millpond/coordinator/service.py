@@ -589,7 +589,13 @@ class CoordinatorService:
         self._containers.ask_patiently(source, Release(self._order(), numbers))
         grounds = dict(placement.grounds_of(self._record, slices))
         adopt = Adopt(self._order(), grounds, self._record.decided())
-        term, _ = self._containers.ask_incarnation(target, adopt)
+        try:
+            term, _ = self._containers.ask_incarnation(target, adopt)
+        except CorruptFile as error:
+            # A source that began anew meanwhile wrote down elsewhere what they rest on, and tidied up.
+            if grounds == placement.grounds_of(self._record, slices):
+                raise
+            raise Unavailable(f"container {source} was restarted", address="") from error
         with self._lock:
             if not self._containers.members.serves(target, term):
                 raise Unavailable(f"container {target} was restarted", address="")
@@ -651,7 +657,8 @@ class CoordinatorService:
                     self._write(self._record)
                 record = self._record
             live = dict(self._containers.live)
-            if set(live) != set(self._containers.ids):
+            # Only who serves all that the journal gives it can tell what is needed.
+            if set(live) != set(self._containers.ids) or self._astray:
                 return
             reports: dict[int, ContainerReport] = {
                 c: self._containers.ask(c, ContainerStatus()) for c in live
