@@ -592,21 +592,21 @@ def test_an_opening_that_fails_leaves_nothing_behind(root: Path) -> None:
         _, op = stream_of(pond)
         for epoch in range(3):
             op(table_of(9, epoch), epoch)
-    record = max((root / "containers").rglob("0*.arrow"))
-    content = record.read_bytes()
+    snapshot = max((root / "snapshots").rglob("s*.arrow"))
+    content = snapshot.read_bytes()
     flipped = bytearray(content)
     flipped[len(flipped) // 2] ^= 1
-    record.write_bytes(flipped)
+    snapshot.write_bytes(flipped)
     threads = set(threading.enumerate())
 
     with pytest.raises(CorruptFile) as caught:
         mp.open(root, containers=2, threads=1)
 
-    assert record.name in str(caught.value), "the file is named"
+    assert snapshot.name in str(caught.value), "the file is named"
     assert processes_at(root) == []
     assert handles_to(root) == []
     assert set(threading.enumerate()) <= threads
-    record.write_bytes(content)
+    snapshot.write_bytes(content)
     with mp.open(root, containers=2, threads=1) as pond:
         assert held_by(pond) == held_by_oracle(oracle_of(9, 3))
 
