@@ -44,9 +44,9 @@ def main(root: Path) -> None:
         def watched_call(message: Any) -> Any:
             if not isinstance(message, CommitEpoch):
                 return call(message)
-            die_once(root, "after stage", message.epoch)
+            die_once(root, "after stage", message.turn.epoch)
             answer = call(message)
-            die_once(root, "after commit", message.epoch)
+            die_once(root, "after commit", message.turn.epoch)
             return answer
 
         feed._client.call = watched_call  # type: ignore[method-assign]

@@ -56,9 +56,9 @@ def main(root: Path) -> None:
         def watched_call(message: Any) -> Any:
             if not isinstance(message, CommitEpoch):
                 return call(message)
-            die_once(root, "after stage", message.epoch, DEATHS)
+            die_once(root, "after stage", message.turn.epoch, DEATHS)
             answer = call(message)
-            die_once(root, "after commit", message.epoch, DEATHS)
+            die_once(root, "after commit", message.turn.epoch, DEATHS)
             return answer
 
         ledger._client.call = watched_call
