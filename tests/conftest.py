@@ -1,7 +1,74 @@
+"""What starts slowly is started once: Spark for all tests of a process, a pond of processes for all tests of a file."""
+
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
+
+import millpond as mp
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # The first example of a test may compile a kernel, and machines differ: pytest's own timeout bounds a test instead.
 settings.register_profile("millpond", deadline=None, print_blob=True)
 settings.load_profile("millpond")
+
+# A Java machine that lives for minutes never earns what its second compiler and its parallel collector take.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests run in one worker, and all files that use Spark in the same one."""
+    files = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in files else str(item.path)))
+
+
+@pytest.fixture(scope="session")
+def spark_to_stop() -> Iterator[None]:
+    yield
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+
+
+@pytest.fixture
+def spark(spark_to_stop: None) -> SparkSession:
+    """One for all tests; after one that stopped it, it is started again.
+
+    Four attempts for a task: in local mode Spark gives one, and nothing could be retried.
+    """
+    from millpond.apps.spark_session import start_spark
+
+    return start_spark("millpond-tests", master="local[2,4]", compiled=False)
+
+
+@pytest.fixture(scope="module")
+def shared_pond(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[mp.Pond, Path]]:
+    root = tmp_path_factory.mktemp("shared") / "pond"
+    with mp.open(root, containers=2) as opened:
+        yield opened, root
+
+
+@pytest.fixture
+def pond(shared_pond: tuple[mp.Pond, Path], spark: SparkSession) -> Iterator[mp.Pond]:
+    """An empty pond for Spark: one for all tests of a file, each of which leaves it empty."""
+    shared, root = shared_pond
+    with mp.connect(shared.address, (root / "token").read_text(), spark=spark) as connected:
+        yield connected
+        for what in [*connected.states().values(), *connected.tables().values()]:
+            connected.forget(what)
+
+
+@pytest.fixture
+def pond_root(shared_pond: tuple[mp.Pond, Path]) -> Path:
+    return shared_pond[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,6 @@ from millpond.apps import adcamp
 from millpond.apps.adcamp import Comparison, Meter, compare
 from millpond.apps.spark_session import spark_session
 from millpond.errors import BadOption, MillpondError
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with spark_session("adcamp-tests") as session:
-        yield session
 
 
 @pytest.mark.parametrize("rate", [1, 2, 997, 1_000])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,6 @@ from millpond.apps.cycles import (
     edge_stream,
     reference,
 )
-from millpond.apps.spark_session import spark_session
 from millpond.errors import BadOption
 from millpond.times import MICROS
 
@@ -134,12 +132,6 @@ def test_too_dense_a_graph_is_refused() -> None:
     with pytest.raises(BadOption, match="--keys 99 is not within 100") as caught:
         cycles.run(rate=100, keys=99)
     assert "as many --keys as --rate" in caught.value.hint
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with spark_session("cycles-tests", compiled=False) as session:
-        yield session
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,9 @@ import millpond as mp
 from millpond import cli
 from millpond.apps import ftrl
 from millpond.apps.ftrl import ALPHA, BETA, BIAS, FIELDS, L1, L2, MODES, TRAINERS, Samples, Trainer
-from millpond.apps.spark_session import spark_session
 from millpond.errors import BadOption, EpochChanged
 
 SMALL = Samples(minibatch=40, steps=6, keys=600)
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with spark_session("ftrl-tests", compiled=False) as session:
-        yield session
-
-
-@pytest.fixture
-def pond(spark: SparkSession, tmp_path: Path) -> Iterator[mp.Pond]:
-    with mp.open(tmp_path / "pond", spark=spark) as opened:
-        yield opened
 
 
 # The reference, and the columnar code

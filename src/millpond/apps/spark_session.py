@@ -42,6 +42,17 @@ def spark_session(
 
     Not `compiled`, plans are interpreted: where many of them see few rows each, compiling would take longer.
     """
+    session = start_spark(name, master=master, ui=ui, memory=memory, compiled=compiled)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def start_spark(
+    name: str, *, master: str = "local[*]", ui: bool = False, memory: str = "2g", compiled: bool = True
+) -> SparkSession:
+    """As `spark_session`, for whoever stops it; the one that runs already, if there is one."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -54,7 +65,7 @@ def spark_session(
         builder = builder.config(key, value)
     builder = builder.config("spark.ui.enabled", str(ui).lower()).config("spark.driver.memory", memory)
     try:
-        session = builder.getOrCreate()
+        return builder.getOrCreate()
     except PySparkException as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
@@ -62,7 +73,3 @@ def spark_session(
             "Spark did not start: it found no Java that it can run on",
             hint="install Java 17 or newer, for example openjdk-17-jre-headless, and set JAVA_HOME or PATH",
         ) from None
-    try:
-        yield session
-    finally:
-        session.stop()
