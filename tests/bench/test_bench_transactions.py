@@ -20,7 +20,10 @@ def outcome(system: str, given: transactions.Case, executors: int) -> tuple[list
     return outputs, [store.snapshot() for store in stores.values()]
 
 
-@pytest.mark.parametrize("name", transactions.APPS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "ledger" else pytest.mark.long) for name in transactions.APPS],
+)
 def test_schemes_that_keep_the_order_equal_serial_execution(name: str) -> None:
     given = transactions.case(transactions.APPS[name], 12_000, 5_000, keys=40)
     assert [len(epoch) for epoch in given.epochs] == [5_000, 5_000, 2_000]
