@@ -160,7 +160,9 @@ def parameters(pond: mp.Pond) -> tuple[dict[int, float], dict[int, float]]:
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=() if mode == "bsp" else pytest.mark.long) for mode in MODES]
+)
 def test_it_learns_as_well_as_sequential_ftrl(
     spark: SparkSession, pond: mp.Pond, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:

@@ -26,7 +26,7 @@ import millpond as mp
 from millpond.errors import CorruptFile, PondInUse, Unavailable
 from millpond.testing import Oracle
 
-SOAK_S = float(os.environ.get("MILLPOND_SOAK_SECONDS", "12"))
+SOAK_S = float(os.environ.get("MILLPOND_SOAK_SECONDS", "6"))
 KEYS = 40
 ROWS = 120
 DELAY = 100
@@ -272,7 +272,7 @@ def handles_to(root: Path) -> list[str]:
 # (a) A container is killed
 
 
-@pytest.mark.parametrize("containers", [1, 2])
+@pytest.mark.parametrize("containers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_operators_go_on_by_themselves_when_a_container_is_killed(root: Path, containers: int) -> None:
     epochs, generator = 14, random.Random(containers)
     oracle = oracle_of(1, 0)
@@ -328,7 +328,7 @@ def test_readers_go_on_while_containers_are_killed(root: Path) -> None:
 # (b), (c) The opener is killed, alone or with all its containers
 
 
-@pytest.mark.parametrize("victims", ["opener", "all"])
+@pytest.mark.parametrize("victims", [pytest.param("opener", marks=pytest.mark.long), "all"])
 def test_every_acknowledged_epoch_survives(root: Path, victims: str) -> None:
     with working(root, 2, 3, 0) as worker:
         worker.wait_until_open()
@@ -425,9 +425,9 @@ def test_killed_at_random_for_a_while_nothing_is_lost_or_doubled(root: Path) -> 
 @pytest.mark.parametrize(
     "point",
     [
-        "log.dirsync.after:4",
+        pytest.param("log.dirsync.after:4", marks=pytest.mark.long),
         "apply.before:4",
-        "apply.after:4",
+        pytest.param("apply.after:4", marks=pytest.mark.long),
     ],
 )
 def test_a_container_that_dies_at_a_crash_point(
@@ -443,7 +443,12 @@ def test_a_container_that_dies_at_a_crash_point(
 
 
 @pytest.mark.parametrize(
-    "point", ["snapshot.rename.before:2", "manifest.rename.after:2", "truncate.before:1"]
+    "point",
+    [
+        pytest.param("snapshot.rename.before:2", marks=pytest.mark.long),
+        "manifest.rename.after:2",
+        pytest.param("truncate.before:1", marks=pytest.mark.long),
+    ],
 )
 def test_a_container_that_dies_in_a_checkpoint(
     root: Path, point: str, monkeypatch: pytest.MonkeyPatch
@@ -464,7 +469,11 @@ def test_a_container_that_dies_in_a_checkpoint(
 
 @pytest.mark.parametrize(
     "point",
-    ["journal.rename.before:9", "journal.dirsync.after:9", "publish.before:4"],
+    [
+        pytest.param("journal.rename.before:9", marks=pytest.mark.long),
+        "journal.dirsync.after:9",
+        pytest.param("publish.before:4", marks=pytest.mark.long),
+    ],
 )
 def test_an_opener_that_dies_at_a_crash_point(root: Path, point: str) -> None:
     with working(root, 1, 8, 0, 20, MILLPOND_CRASH=point) as worker:

@@ -25,7 +25,7 @@ import pytest
 import millpond as mp
 from millpond.durable.crashpoints import ENVIRONMENT
 
-SOAK_S = float(os.environ.get("MILLPOND_SOAK_SECONDS", "10"))
+SOAK_S = float(os.environ.get("MILLPOND_SOAK_SECONDS", "5"))
 KILLS_MIN = 5
 EVENTS = 150
 ACCOUNTS = 12
@@ -239,7 +239,13 @@ CONTAINER_POINTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("point", CONTAINER_POINTS)
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=() if "apply.before" in point else pytest.mark.long)
+        for point in CONTAINER_POINTS
+    ],
+)
 def test_a_container_that_dies_at_a_point_goes_on_as_if_nothing_had_happened(
     root: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
