@@ -112,6 +112,27 @@ def reopened(files: LossyFiles, lose: str = "all", seed: int = 0, containers: in
     return Scene(after(files, lose, seed), containers)
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_slices_are_where_they_were_when_the_pond_opens_again(closed: bool) -> None:
+    files, owners = LossyFiles(), [2, 0, 0, 1, 0, 2]
+    scene = Scene(files)
+    scene.epoch(0)
+    scene.place(*owners)
+    version = scene.pond.coordinator._record.version
+    if closed:
+        scene.pond.close()
+    scene = reopened(files)
+    assert scene.served() == owners
+    assert scene.pond.coordinator._record.version == version
+    scene.check(1)
+    scene = reopened(scene.files, containers=4)
+    assert sorted(scene.served()) == [0, 0, 1, 2, 2, 3], "one that is new serves, too"
+    scene.check(1)
+    scene = reopened(scene.files, containers=2)
+    assert sorted(scene.served()) == [0, 0, 0, 1, 1, 1]
+    scene.check(1)
+
+
 PLACES = [(1, 1, 1, 1, 2, 2), (2, 2, 0, 0, 0, 0), (0, 0, 1, 1, 2, 2), (1, 1, 2, 2, 0, 0), (0, 0, 1, 1, 2, 2)]
 
 

@@ -24,6 +24,32 @@ def test_every_container_gets_a_run_of_nearly_equal_length(slices: int) -> None:
         assert [owner for owner, _ in itertools.groupby(owners)] == ids, "contiguous, in the order of ids"
 
 
+@pytest.mark.parametrize("owners", [(0, 1, 1, 0, 1, 1), (1, 0), (2, 2, 2, 2, 1, 0)])
+def test_the_same_containers_keep_what_they_have(owners: tuple[int, ...]) -> None:
+    pond = PondRecord(owners=owners, version=3)
+    assert placement.opened(pond, range(len(set(owners)))) is pond
+
+
+@pytest.mark.parametrize("slices", [1, 2, 5, 12, 64])
+def test_other_containers_share_evenly_and_move_as_little_as_that_takes(slices: int) -> None:
+    for before, after in itertools.permutations(range(1, min(slices, 7) + 1), 2):
+        pond = PondRecord(owners=placement.place(slices, range(before)))
+        opened = placement.opened(pond, range(after))
+        counts = Counter(opened.owners)
+        assert set(counts) == set(range(after))
+        assert max(counts.values()) - min(counts.values()) <= 1
+        moved = sum(old != new for old, new in zip(pond.owners, opened.owners, strict=True))
+        had = sorted((Counter(pond.owners)[c] for c in range(after)), reverse=True)
+        even, left = divmod(slices, after)
+        assert moved == slices - sum(min(has, even + (at < left)) for at, has in enumerate(had))
+        assert opened.version == pond.version + 1
+
+
+def test_a_container_that_had_none_gets_some() -> None:
+    pond = PondRecord(owners=(1, 1, 1, 2, 2, 2))
+    assert placement.opened(pond, range(3)).owners == (1, 1, 0, 2, 2, 0)
+
+
 def test_the_version_goes_on_only_with_a_change() -> None:
     pond = PondRecord(owners=(0, 0, 1), version=4)
     assert placement.placed(pond, [0, 0, 1]) is pond

@@ -123,7 +123,6 @@ class CoordinatorService:
                 hint="a container serves at least one slice",
                 option="containers",
             )
-        owners = placement.place(slices, range(containers))
         if record is None:
             if self._files.list(os.path.join(self._root, CONTAINERS)):
                 path = os.path.join(self._root, JOURNAL)
@@ -132,11 +131,11 @@ class CoordinatorService:
                     hint="restore the journal directory from a backup copy",
                     path=path,
                 )
-            self._write(PondRecord(owners=owners))
+            self._write(PondRecord(owners=placement.place(slices, range(containers))))
         else:
             self._record = record
             self._check_whole()
-            self._change(lambda pond: placement.placed(pond, owners))
+            self._change(lambda pond: placement.opened(pond, range(containers)))
         self._containers.start(hosting, range(containers))
         self._tidy()
         self._open = True
