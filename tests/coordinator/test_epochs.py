@@ -313,9 +313,11 @@ def test_what_may_not_be_asked_again_says_why_it_was_refused() -> None:
     commit = EpochCommit(message(), {0: Term(1), 1: Term(1)}, BALLOT, {})
     commit.on(Failed(0, Unavailable("away", address="")))
     commit.on(Failed(1, CodeFailed("mend it", resident="s")))
-    (bring,) = commit.effects()
-    assert bring == Bring(0, Term(1))
+    assert commit.effects() == [Bring(0, Term(1)), Bring(1, Term(1))], (
+        "code that fails so has ended its container"
+    )
     commit.on(Back(0, Term(2)))
+    commit.on(Failed(1, Unavailable("does not come back", address="")))
     assert all(isinstance(effect.message, Discard) for effect in commit.effects())  # type: ignore[union-attr]
     for number in (0, 1):
         commit.on(Replied(number, Done()))

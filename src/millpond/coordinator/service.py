@@ -20,6 +20,7 @@ from millpond.container.layout import (
     term_of,
 )
 from millpond.coordinator import catalogue, epochs, fetches, placement, updates
+from millpond.coordinator.deaths import Deaths
 from millpond.coordinator.epochs import EpochCommit
 from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL, Journal
@@ -71,9 +72,6 @@ from millpond.wire.specs import Resident
 TIDY_S = 2.0
 CLOSE_S_MAX = 30.0
 WAITING = "waiting"
-# Starts that an epoch of user code may cost before it is refused.
-DEATHS_MAX = 3
-CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
 
 
 class CoordinatorService:
@@ -101,7 +99,7 @@ class CoordinatorService:
         self._orders = 0
         # Containers that may serve other slices than the journal says.
         self._astray: set[int] = set()
-        self._deaths: dict[tuple[str, str, str], int] = {}
+        self._deaths = Deaths()
         # What each container knows: residents by name, and their progress.
         self._told: dict[int, dict[str, Resident]] = {}
         # Whether there may be files that nobody needs.
@@ -455,13 +453,10 @@ class CoordinatorService:
         if not self._containers.await_end(container, term):
             return error
         words = self._containers.last_words(container)
-        key = (message.resident, message.writer, str(message.turn))
-        self._deaths = {**dict(list(self._deaths.items())[-100:]), key: self._deaths.get(key, 0) + 1}
-        # A kill may come from outside, again and again. A crash is of its own making.
-        if self._deaths[key] < DEATHS_MAX and not any(crash in words for crash in CRASHES):
+        with self._lock:
+            self._deaths, blamed = self._deaths.after(message, words)
+        if not blamed:
             return error
-        del self._deaths[key]
-        self._containers.recover(container, term)
         return CodeFailed(
             f"container {container} {words}, while it ran epoch {message.turn} of {message.writer}",
             hint="nothing was changed; mend the function, or give the pond more memory",
