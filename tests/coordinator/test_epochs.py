@@ -203,10 +203,10 @@ class World:
 
     def check(self) -> None:
         commit = self.commit
-        assert commit.is_decided == self.decided
+        assert (commit.committed is not None) == self.decided
         if self.decided:
             assert commit.phase in (Phase.APPLY, Phase.PUBLISH, Phase.DONE)
-        assert commit.is_unseen == (self.decided and not self.published)
+        assert (commit.phase in (Phase.APPLY, Phase.PUBLISH)) == (self.decided and not self.published)
         assert (commit.phase is Phase.DONE) == self.published
 
     def check_end(self) -> None:
@@ -342,7 +342,7 @@ def test_what_cannot_be_applied_is_applied_by_a_new_incarnation() -> None:
     assert commit.effects() == [Bring(0, Term(1), broken=True)]
     commit.on(Failed(0, Unavailable("does not start", address="")))
     assert commit.effects() == []
-    assert commit.is_unseen
+    assert commit.phase is Phase.APPLY
     assert isinstance(commit.error, Unavailable)
     commit.resume()
     assert commit.error is None

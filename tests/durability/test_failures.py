@@ -201,7 +201,7 @@ def test_an_epoch_is_not_decided_while_who_prepared_it_is_being_replaced(
         adopting.set()
         decided.wait(10)
 
-    decide = pond.coordinator._decide
+    decide = pond.coordinator._commits._decide
 
     def deciding(*given: Any) -> Any:
         event = decide(*given)
@@ -210,7 +210,7 @@ def test_an_epoch_is_not_decided_while_who_prepared_it_is_being_replaced(
             start.join()
         return event
 
-    monkeypatch.setattr(pond.coordinator, "_decide", deciding)
+    monkeypatch.setattr(pond.coordinator._commits, "_decide", deciding)
     with armed("manifest.append.before", action=adopt) as adopted:
 
         def dies(_: str) -> None:

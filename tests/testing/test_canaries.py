@@ -19,9 +19,10 @@ from millpond.container.holdings.group import GroupHolding
 from millpond.container.holdings.state import StateHolding
 from millpond.container.service import ContainerService
 from millpond.coordinator import fetches
+from millpond.coordinator.commits import Commits
 from millpond.coordinator.epochs import EpochCommit
 from millpond.coordinator.membership import Membership
-from millpond.coordinator.service import CoordinatorService
+from millpond.coordinator.slices import Slices
 from millpond.durable import arrow_files
 from millpond.stores import readiness
 from millpond.testing import simulate
@@ -55,7 +56,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         61,
         [
             Edit(
-                CoordinatorService,
+                Commits,
                 "_decide",
                 "if not self._containers.members.serves(container, term):",
                 "if False:",
@@ -113,7 +114,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     "transactions are not undone": (19, [Edit(GroupHolding, "undo", "held.undecided(held.store)", "pass")]),
     "U is published while an epoch is unseen": (
         107,
-        [Edit(CoordinatorService, "_progress", "unseen.held_back if unseen is not None else {}", "{}")],
+        [Edit(Commits, "progress", "unseen.held_back if unseen is not None else {}", "{}")],
     ),
     "logs are replayed in the order of directories": (
         17,
@@ -143,7 +144,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     ),
     "slices are left with nobody": (
         31,
-        [Edit(CoordinatorService, "_call_home", "self._containers.recover(container, broken=True)", "pass")],
+        [Edit(Slices, "_carry_out", "self.containers.recover(container, broken=True)", "pass")],
     ),
 }
 

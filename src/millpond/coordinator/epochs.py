@@ -137,15 +137,6 @@ class EpochCommit:
         self._stuck = False
         self._silences: dict[int, int] = {}
 
-    @property
-    def is_decided(self) -> bool:
-        return self.committed is not None
-
-    @property
-    def is_unseen(self) -> bool:
-        """Decided, and not yet published."""
-        return self.phase in (Phase.APPLY, Phase.PUBLISH)
-
     def resume(self) -> None:
         """Try again what failed after the decision."""
         self._stuck = False
