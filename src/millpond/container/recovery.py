@@ -236,12 +236,11 @@ def _concerned(
     numbers: Iterable[SliceId],
     slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]],
 ) -> dict[SliceId, HeldSlice[Any]]:
-    """The slices that a record has something for. Where a resident has one home, an epoch without rows counts, too."""
-    whole = len(holding.resident.spec.places(holding.pond_slices)) == 1
+    """The slices that a record has something for."""
     return {
         number: slices[number][holding.name]
         for number in numbers
-        if holding.name in slices[number] and (whole or any(counts[number] for counts in head.counts))
+        if holding.name in slices[number] and holding.concerns(head.counts, number)
     }
 
 

@@ -285,7 +285,7 @@ class ContainerService:
             lambda: logged.append(self._append(record, holding)),
         ]
         try:
-            if holding.runs_code:
+            if holding.spec.runs_code:
                 # At the same time. A record whose epoch then cannot run stays in the log, undecided.
                 self._runtime.map(lambda step: step(), steps)
             else:

@@ -8,9 +8,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from millpond.container.holdings import kind_of
-from millpond.container.holdings.group import describe_table, table_exists
 from millpond.coordinator.records import FetcherRecord, PondRecord, ResidentRecord, UpdaterRecord
-from millpond.errors import SchemaMismatch, UnknownState, UnknownTable, UnknownUpdater, UpdaterFinished
+from millpond.errors import SchemaMismatch, UnknownState, UnknownUpdater, UpdaterFinished
 from millpond.wire.house import Forget, Register
 from millpond.wire.specs import Spec
 
@@ -38,24 +37,12 @@ def open_resident(pond: PondRecord, spec: Spec) -> PondRecord:
             existing=existing.spec.kind,
             requested=spec.kind,
         )
-    _check_tables(pond, spec)
-    every = [resident.spec.places(pond.slices) for resident in pond.residents.values()]
-    homes = [places[0] for places in every if len(places) == 1]
-    opened = kind_of(spec).opened(spec, existing.spec if existing else None, homes, pond.owners)
+    others = [other.spec for name, other in pond.residents.items() if name != spec.name]
+    opened = kind_of(spec).opened(spec, existing.spec if existing else None, others, pond.owners)
     if existing is None:
         pond = replace(pond, born=pond.born + 1)
         return pond.with_resident(ResidentRecord(opened, pond.born))
     return pond if opened == existing.spec else pond.with_resident(replace(existing, spec=opened))
-
-
-def _check_tables(pond: PondRecord, spec: Spec) -> None:
-    """A table's name is its own in the whole pond, whatever its group."""
-    for other in pond.residents.values():
-        for name, table in other.spec.tables.items():
-            wanted = spec.tables.get(name)
-            if wanted is not None and other.spec.name != spec.name:
-                was = describe_table(table, other.spec.name)
-                raise table_exists(name, was, describe_table(wanted, spec.name))
 
 
 def register(pond: PondRecord, message: Register) -> PondRecord:
@@ -110,13 +97,10 @@ def forgotten_writers(before: PondRecord, after: PondRecord, resident: str) -> l
 
 
 def _without_table(pond: PondRecord, resident: ResidentRecord, table: str) -> PondRecord:
-    tables = resident.spec.tables
-    if table not in tables:
-        raise UnknownTable(f"there is no table {table!r} in {resident.spec.name!r}", table=table)
-    left = {name: spec for name, spec in tables.items() if name != table}
-    if not left:
+    left = kind_of(resident.spec).without(resident.spec, table)
+    if left is None:
         return forget(pond, Forget(resident.spec.name))
-    return pond.with_resident(replace(resident, spec=replace(resident.spec, tables=left)))
+    return pond.with_resident(replace(resident, spec=left))
 
 
 def unknown_operator(resident: ResidentRecord, name: str, role: str, known: dict[str, _V]) -> UnknownUpdater:

@@ -159,8 +159,6 @@ class Holding(ABC, Generic[_S]):
     """
 
     snapshot_schema: pa.Schema
-    runs_code = False
-    """Whether preparing an epoch runs user code, and so may take long."""
     sweeps_code = False
     """Whether upkeep runs user code."""
 
@@ -233,6 +231,10 @@ class Holding(ABC, Generic[_S]):
         """Whether a snapshot holds what the resident does not have any more."""
         return False
 
+    def concerns(self, counts: Sequence[Sequence[int]], number: SliceId) -> bool:
+        """Whether an epoch with that many rows, by batch and slice, leaves anything in the slice."""
+        return any(of_batch[number] for of_batch in counts)
+
     @abstractmethod
     def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
         """The columns of an epoch's rows that have these names."""
@@ -276,18 +278,25 @@ class Holding(ABC, Generic[_S]):
         """What checkpoints write whether or not it changed."""
         return 0
 
-    @abstractmethod
     def report(self) -> dict[str, Any]:
-        """Figures. Those of a name in several containers are added up."""
+        """Figures, or why there are none."""
+        return self.figures() if self.broken is None else {"broken": str(self.broken)}
+
+    @abstractmethod
+    def figures(self) -> dict[str, Any]:
+        """Those of a name in several containers are added up."""
 
 
 class Kind(Protocol):
     """A kind of resident, as the rest of the house meets it."""
 
-    def opened(self, spec: Any, existing: Any, homes: Sequence[int], owners: Sequence[int]) -> Spec:
+    def opened(self, spec: Any, existing: Any, others: Sequence[Spec], owners: Sequence[int]) -> Spec:
         """The spec under which the resident goes on; SchemaMismatch if what exists is something else.
 
-        `homes` are the slices of residents that have one, `owners` the containers of all slices.
+        `others` are the pond's other residents, `owners` the containers of all slices.
         """
+
+    def without(self, spec: Any, table: str) -> Spec | None:
+        """The spec without that table; None if then there is nothing left. UnknownTable if it has none."""
 
     def holding(self, resident: Resident, pond_slices: int, means: Means) -> Holding[Any]: ...

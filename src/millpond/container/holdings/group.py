@@ -25,7 +25,7 @@ from millpond.txn import Strings, TableStore, TransactionSet, compact, load_tran
 from millpond.wire.base import Call, Done, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import FindRows, ReadOutputs, ReadTable
-from millpond.wire.specs import GroupSpec, Resident, TransactionWork, Work
+from millpond.wire.specs import GroupSpec, Resident, Spec, TransactionWork, Work
 
 PARTS = pa.schema([("kind", pa.string()), ("name", pa.string()), ("rows", pa.large_binary())])
 """A snapshot: one row for each table and for each epoch's outputs, which are Arrow streams."""
@@ -95,7 +95,6 @@ class GroupHolding(Holding[GroupStore]):
     """One group in this container: with its store if the container owns its home, else in name only."""
 
     snapshot_schema = PARTS
-    runs_code = True
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
         super().__init__(resident, pond_slices, means)
@@ -133,6 +132,10 @@ class GroupHolding(Holding[GroupStore]):
             kind == "table" and name not in self._group.tables
             for kind, name in zip(kinds, names, strict=True)
         )
+
+    def concerns(self, counts: Sequence[Sequence[int]], number: SliceId) -> bool:
+        """An epoch without events has outputs, too."""
+        return True
 
     def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
         return schema_of(self._transactions(work))
@@ -310,13 +313,11 @@ class GroupHolding(Holding[GroupStore]):
     def outputs_bytes(self) -> int:
         return sum(held.store.outputs.nbytes for held in list(self.slices.values()))
 
-    def report(self) -> dict[str, Any]:
-        """Figures: of the tables, and of how transactions ran.
+    def figures(self) -> dict[str, Any]:
+        """Of the tables, and of how transactions ran.
 
         Those of tables are older while a long epoch runs: a container that is busy must not look as if it had ended.
         """
-        if self.broken is not None:
-            return {"broken": str(self.broken)}
         held = self.slices.get(self._home)
         if held is None:
             return {}
@@ -333,8 +334,14 @@ class GroupKind:
     """What opening a table decides: a spec of its group with that table alone comes in, one with all of them goes out."""
 
     def opened(
-        self, spec: GroupSpec, existing: GroupSpec | None, homes: Sequence[int], owners: Sequence[int]
+        self, spec: GroupSpec, existing: GroupSpec | None, others: Sequence[Spec], owners: Sequence[int]
     ) -> GroupSpec:
+        groups = [other for other in others if isinstance(other, GroupSpec)]
+        for group in groups:
+            for name in spec.tables.keys() & group.tables.keys():
+                # A table's name is its own in the whole pond, whatever its group.
+                was = describe_table(group.tables[name], group.name)
+                raise table_exists(name, was, describe_table(spec.tables[name], spec.name))
         for name, table in spec.tables.items():
             known = existing.tables.get(name) if existing is not None else None
             if known is None:
@@ -343,9 +350,16 @@ class GroupKind:
                 was, wanted = describe_table(known, spec.name), describe_table(table, spec.name)
                 raise table_exists(name, was, wanted)
         if existing is None:
+            homes = [group.home for group in groups if group.home is not None]
             return replace(spec, home=_new_home(homes, owners))
         tables = {**existing.tables, **spec.tables}
         return existing if tables == existing.tables else replace(existing, tables=tables)
+
+    def without(self, spec: GroupSpec, table: str) -> GroupSpec | None:
+        if table not in spec.tables:
+            raise UnknownTable(f"there is no table {table!r} in {spec.name!r}", table=table)
+        tables = {name: known for name, known in spec.tables.items() if name != table}
+        return replace(spec, tables=tables) if tables else None
 
     def holding(self, resident: Resident, pond_slices: int, means: Means) -> GroupHolding:
         return GroupHolding(resident, pond_slices, means)
@@ -366,7 +380,7 @@ def describe_table(spec: TableSpec, group: str) -> str:
 
 
 def _new_home(homes: Sequence[int], owners: Sequence[int]) -> int:
-    """A slice of the container that is home to the fewest residents; one that is no home yet, if there is."""
+    """A slice of the container that is home to the fewest groups; one that is no home yet, if there is."""
     per_container = Counter(owners[home] for home in homes)
     container = min(dict.fromkeys(owners), key=lambda owner: per_container[owner])
     slices = [number for number, owner in enumerate(owners) if owner == container]

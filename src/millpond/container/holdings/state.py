@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
-from millpond.errors import BadMessage, BadType, NullKey, NullTime, NullValue, SchemaMismatch
+from millpond.errors import BadMessage, BadType, NullKey, NullTime, NullValue, SchemaMismatch, UnknownTable
 from millpond.kernels.hashing import slices_of
 from millpond.schema import check_key_types, format_ddl
 from millpond.stores.keys import Keys, decode_keys
@@ -26,7 +26,7 @@ from millpond.times import TIME_MAX, TIME_MIN, Progress
 from millpond.wire.base import Call, Done, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import Question, ReadSlices
-from millpond.wire.specs import KEY, LOW, SEQ, TIME, Resident, RowsWork, StateSpec, Work
+from millpond.wire.specs import KEY, LOW, SEQ, TIME, Resident, RowsWork, Spec, StateSpec, Work
 
 
 class StateHolding(Holding[VersionedSlice]):
@@ -40,7 +40,6 @@ class StateHolding(Holding[VersionedSlice]):
         self._shape = spec.shape
         self.snapshot_schema = spec.shape.rows
         self.rules = Ruleset(spec.shape.values, spec.update, spec.compact)
-        self.runs_code = spec.runs_code
         self.sweeps_code = spec.compact.code is not None
         self.fetch_progress: Progress = resident.fetch_progress
         self.final_below: Progress = resident.final_below
@@ -90,7 +89,7 @@ class StateHolding(Holding[VersionedSlice]):
 
     def prepare(self, record: Record) -> Ready:
         """Rows were checked one by one. A rule of the user's own runs once before it counts, on the keys it touches."""
-        if self.runs_code:
+        if self._state.runs_code:
             what = f"the update rule of state {self.name!r}"
             self.means.limits.run(what, lambda: self._each(record, self.slices, self._try))
         return Ready(record)
@@ -102,7 +101,7 @@ class StateHolding(Holding[VersionedSlice]):
 
     def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]]) -> int:
         # Nothing is compacted yet: updates come that are below today's progress.
-        if not self.runs_code:
+        if not self._state.runs_code:
             return self._insert(record, slices, None)
         what = f"the update rule of state {self.name!r}, from the log,"
         return self.means.limits.run(what, lambda: self._insert(record, slices, None))
@@ -257,9 +256,7 @@ class StateHolding(Holding[VersionedSlice]):
             what = f"the compaction rule of state {self.name!r}"
             return self.means.limits.run(what, lambda: held.store.sweep(since, budget))
 
-    def report(self) -> dict[str, Any]:
-        if self.broken is not None:
-            return {"broken": str(self.broken)}
+    def figures(self) -> dict[str, Any]:
         stores = [held.store for held in list(self.slices.values())]
         return {
             "keys": sum(store.keys for store in stores),
@@ -334,7 +331,7 @@ class StateKind:
     """What opening a State decides."""
 
     def opened(
-        self, spec: StateSpec, existing: StateSpec | None, homes: Sequence[int], owners: Sequence[int]
+        self, spec: StateSpec, existing: StateSpec | None, others: Sequence[Spec], owners: Sequence[int]
     ) -> StateSpec:
         if existing is None:
             _check_spec(spec)
@@ -348,6 +345,9 @@ class StateKind:
                 requested=wanted,
             )
         return spec
+
+    def without(self, spec: StateSpec, table: str) -> StateSpec | None:
+        raise UnknownTable(f"{spec.name!r} is a State: it has no table {table!r}", table=table)
 
     def holding(self, resident: Resident, pond_slices: int, means: Means) -> StateHolding:
         return StateHolding(resident, pond_slices, means)
