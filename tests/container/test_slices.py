@@ -99,7 +99,7 @@ class Scene:
         owners = {
             number: container
             for container, service in self.pond.hosting.services.items()
-            for number in service.call(ContainerStatus()).slices
+            for number in service.core.owned
         }
         return [owners[number] for number in range(SLICES)]
 

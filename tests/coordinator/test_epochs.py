@@ -184,7 +184,7 @@ class World:
             case 2:
                 return Failed(None, StageLost("progress was reported", container=0))
         self.decided = True
-        return Decided(EpochCommitted(3, ROWS, 0, 9, replayed=False))
+        return Decided(EpochCommitted(Turn(3), ROWS, 0, 9, replayed=False))
 
     # The driver
 
@@ -337,7 +337,7 @@ def test_a_container_that_was_restarted_is_a_reason_to_stage_again() -> None:
 def test_what_cannot_be_applied_is_applied_by_a_new_incarnation() -> None:
     commit = EpochCommit(message(), {0: Term(1)}, BALLOT, {})
     commit.on(Replied(0, Prepared(Term(1), ROWS, DIGEST)))
-    commit.on(Decided(EpochCommitted(3, ROWS, 0, 9, replayed=False)))
+    commit.on(Decided(EpochCommitted(Turn(3), ROWS, 0, 9, replayed=False)))
     commit.on(Failed(0, BadMessage("the pond failed: MemoryError")))
     assert commit.effects() == [Bring(0, Term(1), broken=True)]
     commit.on(Failed(0, Unavailable("does not start", address="")))

@@ -23,7 +23,7 @@ from millpond.container.holdings.base import CheckedRows, Record
 from millpond.durable.arrow_files import durable_names, read_metadata, read_table_file, write_table_file
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.wire.base import Term, Turn
+from millpond.wire.base import SliceId, Term, Turn
 from millpond.wire.specs import Work
 
 CONTAINERS: Final = "containers"
@@ -70,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     term: Term
     container: int
-    slices: dict[int, Ground]
+    slices: dict[SliceId, Ground]
 
 
 class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +94,7 @@ class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resident: str
-    slice_id: int
+    slice_id: SliceId
 
 
 def directory_name(term: int, container: int) -> str:

@@ -7,6 +7,7 @@ names must be there and whole, and at the end the slice must have seen every epo
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from millpond.container.layout import (
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
 from millpond.wire.base import SliceId, Turn
-from millpond.wire.house import Adopt, Adopted
+from millpond.wire.house import Adopt
 
 Decided = dict[str, dict[str, Turn]]
 _SpanKey = tuple[str, int, int | None, tuple[int, ...]]
@@ -43,7 +44,7 @@ class Rebuilt(NamedTuple):
 
     slices: dict[SliceId, dict[str, HeldSlice[Any]]]
     grounds: dict[SliceId, Ground]
-    summary: Adopted
+    figures: Counter[str]
 
 
 class _Strand(NamedTuple):
@@ -75,17 +76,18 @@ def rebuild(core: Core, files: Files, root: str, adopt: Adopt, mark: Mark) -> Re
     for number, directory in adopt.slices.items():
         if directory and directory not in manifests:
             manifests[directory] = read_manifest(files, root, directory)
-        grounds[SliceId(number)] = _ground(manifests.get(directory), number, directory, root)
+        grounds[number] = _ground(manifests.get(directory), number, directory, root)
     slices: dict[SliceId, dict[str, HeldSlice[Any]]] = {
         number: {
             name: holding.new_slice() for name, holding in core.holdings.items() if holding.places([number])
         }
         for number in grounds
     }
-    snapshots = sum(_load_snapshots(core, files, root, n, grounds[n], slices[n]) for n in grounds)
+    figures = Counter(snapshots_loaded=0, records_replayed=0, rows_replayed=0, records_discarded=0)
+    for number, ground in grounds.items():
+        figures["snapshots_loaded"] += _load_snapshots(core, files, root, number, ground, slices[number])
     logs = _read_logs(files, root, grounds, adopt.decided)
     _check_complete(core, root, slices, logs, adopt.decided)
-    records = rows = 0
     for log in logs:
         for seq, head in log.heads.items():
             holding = core.holdings.get(head.name)
@@ -94,8 +96,8 @@ def rebuild(core: Core, files: Files, root: str, adopt: Adopt, mark: Mark) -> Re
             mine = _concerned(head, holding, log.slices_of(head.resident), slices)
             if mine and holding.broken is None:
                 mark(log.span.directory, seq, head.name)
-                rows += _replay(files, root, log.span.directory, seq, holding, mine)
-                records += 1
+                figures["rows_replayed"] += _replay(files, root, log.span.directory, seq, holding, mine)
+                figures["records_replayed"] += 1
     for number, held in slices.items():
         vectors = dict(grounds[number].vectors)
         for name, one in held.items():
@@ -116,11 +118,12 @@ def rebuild(core: Core, files: Files, root: str, adopt: Adopt, mark: Mark) -> Re
         grounds[number] = Ground(
             grounds[number].snapshots, vectors, closed[None], {only: closed[only] for only in behind}
         )
-    discarded = len({(log.span.directory, seq) for log in logs for seq in log.span.skipped})
-    return Rebuilt(slices, grounds, Adopted(snapshots, records, rows, discarded))
+    discarded = {(log.span.directory, seq) for log in logs for seq in log.span.skipped}
+    figures["records_discarded"] += len(discarded)
+    return Rebuilt(slices, grounds, figures)
 
 
-def _ground(manifest: Manifest | None, number: int, directory: str, root: str) -> Ground:
+def _ground(manifest: Manifest | None, number: SliceId, directory: str, root: str) -> Ground:
     if manifest is None:
         return Ground()
     if number not in manifest.slices:
@@ -136,6 +139,7 @@ def _ground(manifest: Manifest | None, number: int, directory: str, root: str) -
 def _load_snapshots(
     core: Core, files: Files, root: str, number: SliceId, ground: Ground, slices: Mapping[str, HeldSlice[Any]]
 ) -> int:
+    """How many there were."""
     loaded = 0
     for name, held in slices.items():
         holding = core.holdings[name]
@@ -252,6 +256,7 @@ def _replay(
     holding: Holding[Any],
     mine: Mapping[SliceId, HeldSlice[Any]],
 ) -> int:
+    """How many rows it had."""
     record = read_record(files, root, directory, seq, holding.schema_of)
     try:
         return holding.replay(record, mine)

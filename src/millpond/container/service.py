@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,13 +35,12 @@ from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
 from millpond.errors import BadMessage, StageLost, Unavailable
 from millpond.runtime import Locks, Runtime, Serial
-from millpond.wire.base import Done, Message, SliceId, Turn
+from millpond.wire.base import Done, Exchange, Message, Read, SliceId, Turn
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import Apply, Discard, Prepare, Prepared, Stage
 from millpond.wire.house import (
     AddResident,
     Adopt,
-    Adopted,
     Advance,
     Assign,
     Checkpoint,
@@ -51,7 +51,6 @@ from millpond.wire.house import (
     ForgetWriters,
     Release,
 )
-from millpond.wire.questions import FindRows, Question, ReadOutputs, ReadSlices, ReadTable
 
 LOG_BYTES_MAX = 128 << 20
 LOG_RECORDS_MAX = 512
@@ -91,6 +90,8 @@ class ContainerService:
         # Slices that the journal does not give to this incarnation yet, as far as is known here.
         self._unconfirmed: set[SliceId] = set()
         self._checkpoints = 0
+        # Snapshots loaded and records replayed, as slices were adopted.
+        self._rebuilt: Counter[str] = Counter()
         self._covered = 0
         # Snapshots that no manifest names, once the next one is written.
         self._replaced: list[str] = []
@@ -109,11 +110,11 @@ class ContainerService:
                 with self._ground_lock:
                     self._assign(message)
             case Adopt():
-                return self._adopt(message)
+                self._adopt(message)
             case Confirm(order, slices):
-                self._confirm(order, {SliceId(number) for number in slices})
+                self._confirm(order, set(slices))
             case Release(order, slices, gone):
-                self._release(order, [SliceId(number) for number in slices], gone)
+                self._release(order, slices, gone)
             case AddResident(resident):
                 self.core.add(resident)
                 self._files.make_dir(snapshot_directory(self._root, resident.id))
@@ -142,26 +143,22 @@ class ContainerService:
                 raise BadMessage(f"a container does not answer {type(message).__name__}")
         return Done()
 
-    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer:
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer[Any]:
         if isinstance(message, Stage):
             return Answer(self.core.stage(message, batches, self._runtime.now()))
+        if not isinstance(message, Exchange):
+            raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
         rows = next(batches, None)
         if rows is None or next(batches, None) is not None:
             raise BadMessage("questions come as one batch")
-        match message:
-            case Question(state):
-                answer = self.core.holding(state).exchange(message, rows)
-                self.core.rows_fetched += rows.batch.num_rows
-                return answer
-            case FindRows(group):
-                return self.core.holding(group).exchange(message, rows)
-        raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
+        answer = self.core.holding(message.resident).exchange(message, rows)
+        self.core.rows_fetched += rows.batch.num_rows
+        return answer
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        match message:
-            case ReadSlices(name) | ReadTable(name) | ReadOutputs(name):
-                return self.core.holding(name).read(message)
-        raise BadMessage(f"a container does not read for {type(message).__name__}")
+        if not isinstance(message, Read):
+            raise BadMessage(f"a container does not read for {type(message).__name__}")
+        return self.core.holding(message.resident).read(message)
 
     @property
     def core(self) -> Core:
@@ -184,7 +181,7 @@ class ContainerService:
         self._files.make_dir(os.path.join(self._root, CONTAINERS, self._directory))
         self._core = core
 
-    def _adopt(self, message: Adopt) -> Adopted:
+    def _adopt(self, message: Adopt) -> None:
         """Rebuilds slices beside those that are served; they are served once what they rest on is written down."""
         with self._ground_lock:
             core = self.core
@@ -208,7 +205,7 @@ class ContainerService:
             self._write_manifest({**self._grounds, **new})
             self._unconfirmed |= set(new)
             core.install(rebuilt.slices)
-            return rebuilt.summary
+            self._rebuilt.update(rebuilt.figures)
 
     def _confirm(self, order: int, slices: set[SliceId]) -> None:
         with self._ground_lock:
@@ -267,8 +264,7 @@ class ContainerService:
     def _write_manifest(self, grounds: dict[SliceId, Ground]) -> None:
         """What slices rest on is as it was, unless it is written down."""
         core = self.core
-        slices = {int(number): ground for number, ground in grounds.items()}
-        write_manifest(self._files, self._root, Manifest(core.term, core.container, slices))
+        write_manifest(self._files, self._root, Manifest(core.term, core.container, grounds))
         self._grounds = grounds
 
     # Epochs
@@ -481,16 +477,15 @@ class ContainerService:
             if holding.slices:
                 residents.setdefault(holding.spec.plural, {})[name] = holding.report()
         return ContainerReport(
-            term=core.term,
             needs=self._needs(),
             behind=sorted({name for ground in list(self._grounds.values()) for name in ground.behind}),
-            slices=sorted(core.owned),
             metrics={
                 "slices": len(core.owned),
                 "rows_staged": core.staged_rows(),
                 "rows_applied": core.rows_applied,
                 "rows_fetched": core.rows_fetched,
                 "checkpoints": self._checkpoints,
+                **self._rebuilt,
                 "log_records": core.seq - self._truncated,
                 "log_seconds": self._log_seconds,
                 "upkeep_failures": self.upkeep_failures,

@@ -65,7 +65,7 @@ def grounded(pond: PondRecord, directory: str, slices: Sequence[SliceId]) -> Pon
     return replace(pond, grounds={name: numbers for name, numbers in grounds.items() if numbers})
 
 
-def grounds_of(pond: PondRecord, slices: Sequence[SliceId]) -> Mapping[int, str]:
+def grounds_of(pond: PondRecord, slices: Sequence[SliceId]) -> Mapping[SliceId, str]:
     """The directory that tells what each of these slices rests on; "" for one that nobody has had."""
     directories = {number: name for name, numbers in pond.grounds.items() for number in numbers}
     return {number: directories.get(number, "") for number in slices}

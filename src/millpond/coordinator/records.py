@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from millpond.times import Progress
-from millpond.wire.base import SliceId, Term, Turn, writer_id
+from millpond.wire.base import KindOfTime, SliceId, Term, Turn, writer_id
 from millpond.wire.specs import Resident, Spec
 
 TURNS_REMEMBERED = 64
@@ -96,7 +96,7 @@ class ResidentRecord(msgspec.Struct, frozen=True):
 
     spec: Spec
     born: int
-    time_kind: str = ""
+    time_kind: KindOfTime = ""
     updaters: dict[str, UpdaterRecord] = {}
     fetchers: dict[str, FetcherRecord] = {}
     update_progress: Progress = -math.inf

@@ -68,7 +68,7 @@ class Slices:
             if mine != slices:
                 connection.call(Release(self.order(), [number for number in slices if number not in mine]))
                 slices = mine
-        connection.call(Confirm(self.order(), [int(number) for number in slices]))
+        connection.call(Confirm(self.order(), slices))
 
     # Slices that change hands
 
@@ -106,13 +106,13 @@ class Slices:
         try:
             match effect:
                 case moves.Release(container, slices):
-                    self.containers.ask_patiently(container, Release(self.order(), [*map(int, slices)]))
+                    self.containers.ask_patiently(container, Release(self.order(), list(slices)))
                 case moves.Adopt(container, slices):
                     return self._adopt(container, slices)
                 case moves.Enter(container, term, slices):
                     self._enter(container, term, slices)
                 case moves.Confirm(container, slices):
-                    self.containers.ask_patiently(container, Confirm(self.order(), [*map(int, slices)]))
+                    self.containers.ask_patiently(container, Confirm(self.order(), list(slices)))
                 case moves.Settle():
                     self._memory.settle()
                 case moves.Recall(container):

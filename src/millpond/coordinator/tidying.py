@@ -13,6 +13,7 @@ from millpond.coordinator.slices import Slices
 from millpond.durable.files import Files, remove_tree
 from millpond.errors import Unavailable
 from millpond.runtime import Runtime
+from millpond.wire.base import SliceId
 from millpond.wire.house import ContainerStatus, Release
 
 TIDY_S = 2.0
@@ -62,7 +63,7 @@ class Tidying:
                 self._remove_directory(os.path.join(base, name))
         self._tidy_waiting()
         for container, each in live.items():
-            gone = [n for n in range(record.slices) if record.owners[n] != container]
+            gone = [SliceId(n) for n, owner in enumerate(record.owners) if owner != container]
             if directory_name(each.term, container) not in needed and gone:
                 containers.ask(container, Release(self._slices.order(), gone, gone=True))
         self._tidy_snapshots()

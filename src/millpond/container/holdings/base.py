@@ -17,7 +17,7 @@ import pyarrow as pa
 from millpond.errors import BadMessage, Moved, Unavailable
 from millpond.stores.keys import Keys
 from millpond.times import Progress
-from millpond.wire.base import Call, SliceId, Turn
+from millpond.wire.base import Exchange, Read, SliceId, Turn
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.specs import Resident, Spec, Work
 
@@ -259,11 +259,11 @@ class Holding(ABC, Generic[_S]):
         """Applies a decided record to slices that are being rebuilt, where they have not seen it. Returns its rows."""
 
     @abstractmethod
-    def exchange(self, message: Call[Any], rows: SlicedBatch) -> Answer:
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
         """Answers a question that comes with rows."""
 
     @abstractmethod
-    def read(self, message: Call[Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Answers a question that is answered with rows."""
 
     def advance(self, fetch_progress: Progress, final_below: Progress) -> None:

@@ -22,7 +22,7 @@ from millpond.schema import format_ddl
 from millpond.stores.outputs import Outputs, in_batches
 from millpond.stores.rows import digest_columns
 from millpond.txn import Strings, TableStore, TransactionSet, compact, load_transactions
-from millpond.wire.base import Call, Done, SliceId
+from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import FindRows, ReadOutputs, ReadTable
 from millpond.wire.specs import GroupSpec, Resident, Spec, TransactionWork, Work
@@ -262,7 +262,7 @@ class GroupHolding(Holding[GroupStore]):
 
     # Questions
 
-    def exchange(self, message: Call[Any], rows: SlicedBatch) -> Answer:
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
         if not isinstance(message, FindRows):
             raise BadMessage(f"{self.name} is a group of tables: it does not answer {type(message).__name__}")
         keys, spec = rows.batch, self._group.tables.get(message.table)
@@ -274,7 +274,7 @@ class GroupHolding(Holding[GroupStore]):
             rows_there.combine_chunks().to_batches()[0] if len(rows_there) else _empty(rows_there.schema),
         )
 
-    def read(self, message: Call[Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if isinstance(message, ReadTable):
             rows = self._read(message.table, lambda table: table.snapshot())
         elif isinstance(message, ReadOutputs):

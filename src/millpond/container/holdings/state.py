@@ -23,7 +23,7 @@ from millpond.stores.rows import digest_rows
 from millpond.stores.ruleset import check_rules, check_value_names
 from millpond.stores.versioned import Ruleset, VersionedSlice, result_schema
 from millpond.times import TIME_MAX, TIME_MIN, Progress
-from millpond.wire.base import Call, Done, SliceId
+from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import Question, ReadSlices
 from millpond.wire.specs import KEY, LOW, SEQ, TIME, Resident, RowsWork, Spec, StateSpec, Work
@@ -167,7 +167,7 @@ class StateHolding(Holding[VersionedSlice]):
 
     # Questions
 
-    def exchange(self, message: Call[Any], rows: SlicedBatch) -> Answer:
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
         if not isinstance(message, Question):
             raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
         rule = FetchRule(message.rule, message.code, message.returns)
@@ -221,12 +221,12 @@ class StateHolding(Holding[VersionedSlice]):
         ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def read(self, message: Call[Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, ReadSlices):
             raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
         for number in message.slices:
-            self.held(SliceId(number))
-        return self._shape.rows, (self._newest(SliceId(number), message.at) for number in message.slices)
+            self.held(number)
+        return self._shape.rows, (self._newest(number, message.at) for number in message.slices)
 
     def _newest(self, number: SliceId, at: Progress) -> pa.RecordBatch:
         """One row per key of a slice: the newest version with time <= `at`."""
