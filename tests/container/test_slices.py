@@ -17,7 +17,7 @@ import millpond as mp
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import Means, Ready
 from millpond.durable.crashpoints import SimulatedCrash, armed, counted
-from millpond.errors import MillpondError, Moved, UnknownState, UnknownTable, WriteFailed
+from millpond.errors import MillpondError, Moved, UnknownResident, UnknownTable, WriteFailed
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.base import SliceId
@@ -415,9 +415,9 @@ def test_a_state_that_is_forgotten_is_gone_and_so_are_its_files(checkpoint: bool
         assert any(file.startswith("s.") for file in files_of(scene))
     scene.pond.forget("s" if by_name else scene.state)
     assert list(scene.pond.states()) == []
-    with pytest.raises(UnknownState):
+    with pytest.raises(UnknownResident):
         scene.state.progress()
-    with pytest.raises(UnknownState):
+    with pytest.raises(UnknownResident):
         scene.feed(pa.table({"k": [1], "t": [1], "v": [1]}), 1)
     scene.pond.checkpoint()
     assert not any(file.startswith("s.") for file in files_of(scene))
@@ -596,7 +596,7 @@ def test_transactions_of_an_operator_that_is_forgotten_stay_done() -> None:
 
 def test_what_is_not_there_is_not_forgotten() -> None:
     scene = Scene(LossyFiles())
-    with pytest.raises(UnknownState):
+    with pytest.raises(UnknownResident):
         scene.pond.forget("nobody")
     with pytest.raises(MillpondError):
         scene.pond.forget(scene.state, name="nobody")

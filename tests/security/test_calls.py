@@ -32,7 +32,7 @@ from millpond.errors import (
     NullTime,
     StageLost,
     Unauthorised,
-    UnknownState,
+    UnknownResident,
 )
 from millpond.kernels.hashing import slices_of
 from millpond.stores.keys import Keys
@@ -781,9 +781,9 @@ def test_refusals_of_a_container_keep_their_type(served: Served) -> None:
     spec = StateSpec("longs", "key long", "value long", mp.put(), mp.keep_latest())
     resident = Resident(spec, 1, -math.inf, -math.inf)
     cases: list[tuple[type[MillpondError], Callable[[], Any]]] = [
-        (UnknownState, lambda: connection.read(ReadSlices("nobody", 5, [0]))),
-        (UnknownState, lambda: connection.exchange(stage("nobody"), [])),
-        (UnknownState, lambda: connection.call(epochs.Apply("nobody", "feed@local", Turn(0), 1))),
+        (UnknownResident, lambda: connection.read(ReadSlices("nobody", 5, [0]))),
+        (UnknownResident, lambda: connection.exchange(stage("nobody"), [])),
+        (UnknownResident, lambda: connection.call(epochs.Apply("nobody", "feed@local", Turn(0), 1))),
         (BelowFetchProgress, lambda: connection.read(ReadSlices("longs", -50, [0]))),
         (
             StageLost,

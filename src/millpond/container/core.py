@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
-from millpond.errors import BadMessage, ResidentBroken, StageLost, UnknownState
+from millpond.errors import BadMessage, ResidentBroken, StageLost, UnknownResident
 from millpond.wire.base import SliceId, Term, Turn
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.epochs import Apply, Prepare, Prepared, Stage, StageDone
@@ -130,7 +130,7 @@ class Core:
         try:
             return self.holdings[name]
         except KeyError:
-            raise UnknownState(f"there is no {name!r} in this pond", state=name) from None
+            raise UnknownResident(f"there is no {name!r} in this pond", resident=name) from None
 
     # An epoch's way in
 

@@ -33,10 +33,10 @@ from millpond.errors import CorruptFile
 from millpond.wire.base import SliceId, Turn
 from millpond.wire.house import Adopt
 
-Decided = dict[str, dict[str, Turn]]
+DecidedTurns = dict[str, dict[str, Turn]]
 _SpanKey = tuple[str, int, int | None, tuple[int, ...]]
 # Called before a record that runs user code, with its directory and number.
-Mark = Callable[[str, int, str], None]
+BeforeRecord = Callable[[str, int, str], None]
 
 
 class Rebuilt(NamedTuple):
@@ -69,8 +69,8 @@ class _Log(NamedTuple):
         return [strand.number for strand in self.strands if strand.has(resident)]
 
 
-def rebuild(core: Core, files: Files, root: str, adopt: Adopt, mark: Mark) -> Rebuilt:
-    """The slices to be adopted, beside those that `core` serves. `mark` is told before each record is applied."""
+def rebuild(core: Core, files: Files, root: str, adopt: Adopt, before: BeforeRecord) -> Rebuilt:
+    """The slices to be adopted, beside those that `core` serves. `before` is told before each record is applied."""
     manifests: dict[str, Manifest] = {}
     grounds: dict[SliceId, Ground] = {}
     for number, directory in adopt.slices.items():
@@ -95,7 +95,7 @@ def rebuild(core: Core, files: Files, root: str, adopt: Adopt, mark: Mark) -> Re
                 continue
             mine = _concerned(head, holding, log.slices_of(head.resident), slices)
             if mine and holding.broken is None:
-                mark(log.span.directory, seq, head.name)
+                before(log.span.directory, seq, head.name)
                 figures["rows_replayed"] += _replay(files, root, log.span.directory, seq, holding, mine)
                 figures["records_replayed"] += 1
     for number, held in slices.items():
@@ -156,7 +156,9 @@ def _load_snapshots(
     return loaded
 
 
-def _read_logs(files: Files, root: str, grounds: Mapping[SliceId, Ground], decided: Decided) -> list[_Log]:
+def _read_logs(
+    files: Files, root: str, grounds: Mapping[SliceId, Ground], decided: DecidedTurns
+) -> list[_Log]:
     """The logs that these slices need, each slice's oldest first; those that were still written are closed."""
     needed: dict[_SpanKey, list[_Strand]] = {}
     # A slice that went and came back rests on a log, then on another's, then on a later part of the first.
@@ -180,7 +182,7 @@ def _read_logs(files: Files, root: str, grounds: Mapping[SliceId, Ground], decid
     return logs
 
 
-def _undecided(heads: Mapping[int, RecordHead], decided: Decided) -> list[int]:
+def _undecided(heads: Mapping[int, RecordHead], decided: DecidedTurns) -> list[int]:
     """Records that no acknowledgement rests on: beyond what was decided, or replaced before the decision."""
     newest = {
         (head.resident, head.writer, head.turn): seq
@@ -194,7 +196,7 @@ def _undecided(heads: Mapping[int, RecordHead], decided: Decided) -> list[int]:
     ]
 
 
-def _is_decided(decided: Decided, resident: str, writer: str, turn: Turn) -> bool:
+def _is_decided(decided: DecidedTurns, resident: str, writer: str, turn: Turn) -> bool:
     newest = decided.get(resident, {}).get(writer)
     return newest is not None and turn <= newest
 
@@ -204,7 +206,7 @@ def _check_complete(
     root: str,
     slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]],
     logs: Iterable[_Log],
-    decided: Decided,
+    decided: DecidedTurns,
 ) -> None:
     """A slice's last owner must have every decided epoch: in what it stood on, or in its log."""
     logged: dict[tuple[SliceId, str, str], Turn] = {}

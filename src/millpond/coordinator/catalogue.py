@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from millpond.container.holdings import kind_of
 from millpond.coordinator.records import FetcherRecord, PondRecord, ResidentRecord, UpdaterRecord
-from millpond.errors import SchemaMismatch, UnknownState, UnknownUpdater, UpdaterFinished
+from millpond.errors import SchemaMismatch, UnknownResident, UnknownUpdater, UpdaterFinished
 from millpond.wire.house import Forget, Register
 from millpond.wire.specs import Spec
 
@@ -21,8 +21,8 @@ def resident_of(pond: PondRecord, name: str) -> ResidentRecord:
         return pond.residents[name]
     except KeyError:
         known = ", ".join(sorted(pond.residents)) or "none yet"
-        raise UnknownState(
-            f"there is no state {name!r} in this pond", hint=f"it holds: {known}", state=name
+        raise UnknownResident(
+            f"there is no {name!r} in this pond", hint=f"it holds: {known}", resident=name
         ) from None
 
 
@@ -33,7 +33,7 @@ def open_resident(pond: PondRecord, spec: Spec) -> PondRecord:
         raise SchemaMismatch(
             f"{spec.name!r} is a {existing.spec.kind}",
             hint="choose another name",
-            state=spec.name,
+            resident=spec.name,
             existing=existing.spec.kind,
             requested=spec.kind,
         )
@@ -54,8 +54,8 @@ def register(pond: PondRecord, message: Register) -> PondRecord:
         if resident.update_progress == math.inf:
             raise UpdaterFinished(
                 f"every updater of {message.resident!r} has finished: all its values are final",
-                hint="use another state, or let new updaters register before the last one finishes",
-                state=message.resident,
+                hint="use another, or let new updaters register before the last one finishes",
+                resident=message.resident,
                 name=message.name,
             )
         return with_updater(pond, resident, message.name, UpdaterRecord(resident.update_progress))
@@ -108,7 +108,7 @@ def unknown_operator(resident: ResidentRecord, name: str, role: str, known: dict
     return UnknownUpdater(
         f"{resident.spec.name!r} has no {role} {name!r}",
         hint=f"it has: {names}",
-        state=resident.spec.name,
+        resident=resident.spec.name,
         name=name,
     )
 

@@ -17,7 +17,7 @@ from millpond.errors import CodeFailed, MillpondError, StageLost, Unavailable
 from millpond.runtime import Locks, Runtime
 from millpond.wire.base import Call, Term
 from millpond.wire.epochs import CommitEpoch, EpochCommitted, Prepare
-from millpond.wire.questions import StateProgress
+from millpond.wire.questions import ResidentProgress
 
 
 class Commits:
@@ -61,7 +61,7 @@ class Commits:
             self.committed += 1
             return commit.committed
 
-    def progress(self, name: str) -> StateProgress:
+    def progress(self, name: str) -> ResidentProgress:
         """Progress as it is published: an epoch that is not visible everywhere does not count."""
         with self._memory.lock:
             unseen = self._unseen.get(name)

@@ -23,7 +23,7 @@ from millpond.errors import EpochChanged, EpochOutOfOrder, OtherQuery, StageLost
 from millpond.times import TIME_MIN, Progress
 from millpond.wire.base import Turn
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History
-from millpond.wire.questions import Report, StateProgress
+from millpond.wire.questions import Report, ResidentProgress
 
 
 def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPlan:
@@ -191,10 +191,10 @@ def report(pond: PondRecord, message: Report) -> PondRecord:
     return pond
 
 
-def progress(resident: ResidentRecord, held_back: dict[str, Progress]) -> StateProgress:
+def progress(resident: ResidentRecord, held_back: dict[str, Progress]) -> ResidentProgress:
     """U, F and whose they are. `held_back` are updaters whose last epoch is decided, but not yet visible."""
     updaters = {name: held_back.get(name, record.watermark) for name, record in resident.updaters.items()}
-    return StateProgress(
+    return ResidentProgress(
         update=min(resident.update_progress, min(updaters.values(), default=-math.inf))
         if held_back
         else resident.update_progress,

@@ -20,7 +20,7 @@ from millpond.pond.snapshots import kind_of, snapshot_table, snapshot_time
 from millpond.stores.ruleset import warn_if_interpreted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of
 from millpond.wire.base import KindOfTime, check_name
-from millpond.wire.questions import AskProgress, Report, StateProgress
+from millpond.wire.questions import AskProgress, Report, ResidentProgress
 from millpond.wire.specs import StateSpec
 
 
@@ -142,7 +142,7 @@ class State:
             kind = _kind(update) or _kind(fetch)
             self._client.call(Report(self.name, name, update_progress, fetch_progress, kind))
 
-    def progress(self) -> StateProgress:
+    def progress(self) -> ResidentProgress:
         """U (`update`), F (`fetch`), and the progress of each updater and fetcher."""
         return self._client.call(AskProgress(self.name))
 

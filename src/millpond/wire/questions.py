@@ -182,7 +182,7 @@ class Report(Call[Done], frozen=True, tag=True):
         check_progress(self.fetch)
 
 
-class StateProgress(Message, frozen=True, tag=True):
+class ResidentProgress(Message, frozen=True, tag=True):
     """U, F and who holds them."""
 
     update: Progress
@@ -193,7 +193,7 @@ class StateProgress(Message, frozen=True, tag=True):
     time_kind: KindOfTime
 
 
-class AskProgress(Call[StateProgress], frozen=True, tag=True):
+class AskProgress(Call[ResidentProgress], frozen=True, tag=True):
     reads: ClassVar[bool] = True
 
     resident: Name

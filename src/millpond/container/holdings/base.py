@@ -103,7 +103,7 @@ class Store(Protocol):
     def validate(self) -> None: ...
 
 
-class Undo(Protocol):
+class Revert(Protocol):
     """Takes back what an epoch that is not decided has done to a store, or to a copy of it."""
 
     def __call__(self, store: Any) -> None: ...
@@ -129,7 +129,7 @@ class HeldSlice(Generic[_S]):
         self.dirty = False
         self.snapshot: str | None = None
         self.torn = False
-        self.undecided: Undo | None = None
+        self.undecided: Revert | None = None
 
     def check_whole(self) -> None:
         """Before anything is read. The caller holds the lock."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.code.tables import TableSpec, TransactionSetCode
-from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Undo
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Revert
 from millpond.errors import BadMessage, BadType, SchemaMismatch, UnknownTable, WrongColumn, WrongType
 from millpond.schema import format_ddl
 from millpond.stores.outputs import Outputs, in_batches
@@ -88,7 +88,7 @@ class Ran(NamedTuple):
     outputs: pa.Table
     aborted: int
     figures: dict[str, Any]
-    undo: Undo
+    undo: Revert
 
 
 class GroupHolding(Holding[GroupStore]):
@@ -369,7 +369,7 @@ def table_exists(name: str, was: str, wanted: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"table {name!r} exists otherwise\n  existing:  {was}\n  requested: {wanted}",
         hint="open it as it is, or choose another name",
-        state=name,
+        resident=name,
         existing=was,
         requested=wanted,
     )

@@ -340,7 +340,7 @@ class StateKind:
             raise SchemaMismatch(
                 f"state {spec.name!r} exists with another schema\n  existing:  {was}\n  requested: {wanted}",
                 hint="open it with the existing schema, or choose another name",
-                state=spec.name,
+                resident=spec.name,
                 existing=was,
                 requested=wanted,
             )
