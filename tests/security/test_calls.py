@@ -85,7 +85,7 @@ CALLS: dict[str, set[type[Any]]] = {
             house.DropResident,
             house.ForgetWriters,
         ),
-        *(house.Advance, house.Checkpoint, house.ContainerStatus),
+        *(house.Advance, house.Checkpoint, house.ContainerStatus, house.Ping),
         *(epochs.Prepare, epochs.Discard, epochs.Apply),
     },
 }
@@ -423,7 +423,7 @@ def test_a_batch_beyond_its_limit_is_refused(in_process: InProcess, monkeypatch:
         assert isinstance(caught.value, ValueError)
         assert caught.value.size == sent.batch.nbytes
         assert caught.value.limit == probes.batch.nbytes - 1
-    assert in_process.pond.hosting.services[0].core.staged_rows() == 0
+    assert in_process.pond.hosting.services[0].core.rows_staged == 0
 
     monkeypatch.setattr("millpond.wire.connection.BATCH_BYTES_MAX", rows.batch.nbytes)
     assert in_process.connection.exchange(stage("longs"), [rows]).message.rows == 1000

@@ -18,6 +18,7 @@ from millpond.container.core import Core
 from millpond.container.holdings.group import GroupHolding
 from millpond.container.holdings.state import StateHolding
 from millpond.container.service import ContainerService
+from millpond.container.staging import Staged
 from millpond.coordinator import fetches
 from millpond.coordinator.commits import Commits
 from millpond.coordinator.epochs import EpochCommit
@@ -88,9 +89,9 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         0,
         [
             Edit(
-                Core,
-                "begin",
-                "[attempts.get(attempt) for attempt in sorted(message.attempts.items())]",
+                Staged,
+                "find",
+                "[attempts.get(attempt) for attempt in sorted(chosen.items())]",
                 "list(attempts.values())",
             ),
             Edit(EpochCommit, "_step", DIGESTS, "True"),

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from msgspec.structs import replace
 
-from millpond.container.core import CheckpointPlan, Core
+from millpond.container.core import BUSY_S_MAX, CheckpointPlan, Core
 from millpond.container.holdings.base import Holding, Means, Ready, Record
 from millpond.container.layout import (
     CONTAINERS,
@@ -49,6 +49,7 @@ from millpond.wire.house import (
     ContainerStatus,
     DropResident,
     ForgetWriters,
+    Ping,
     Release,
 )
 
@@ -61,7 +62,7 @@ SWEEP_ENTRIES = 4096
 class ContainerService:
     """Serves one container's slices (a `Handler`). Idle until `Assign` tells it who it is, and `Adopt` what it has.
 
-    `dial` reaches other containers.
+    `dial` is how it reaches its peers, for what containers ask of one another. So far they ask nothing.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ContainerService:
         self._directory = ""
         # Steps of one resident's epochs do not overlap.
         self._epoch_locks: Locks[str] = Locks(self._runtime)
-        # Records are numbered and appended one at a time; a checkpoint is planned between two of them.
+        # Records are numbered and appended one at a time.
         self._log_lock = self._runtime.lock()
         # What slices rest on changes by one hand at a time.
         self._ground_lock = self._runtime.lock()
@@ -137,6 +138,8 @@ class ContainerService:
                 self.core.holding(resident).advance(fetch_progress, final_below)
             case Checkpoint():
                 self.checkpoint()
+            case Ping():
+                _ = self.core  # one that recovers is not there yet
             case ContainerStatus():
                 return self._report()
             case _:
@@ -241,7 +244,8 @@ class ContainerService:
                     self._files.remove(os.path.join(directory, file))
 
     def _drop(self, name: str, born: int) -> None:
-        with self._ground_lock, self._epoch_locks[name]:
+        # An epoch that runs for long holds up nobody's checkpoints.
+        with self._epoch_locks[name], self._ground_lock:
             dropped = self.core.drop(name, born)
             if dropped is not None:
                 directory = snapshot_directory(self._root, dropped.resident.id)
@@ -251,15 +255,16 @@ class ContainerService:
 
     def _forget(self, holding: Holding[Any], writers: set[str]) -> None:
         """On disk as well: a writer of the same name begins at 0, and must not be taken for the one before."""
-        resident = holding.resident.id
+        resident_id = holding.resident.id
+        # In memory first, and not under the lock: this waits for an epoch that runs.
+        holding.forget(sorted(writers))
         with self._ground_lock:
             grounds = {}
             for number, ground in self._grounds.items():
-                seen = ground.vectors.get(resident, {})
+                seen = ground.vectors.get(resident_id, {})
                 left = {writer: turn for writer, turn in seen.items() if writer not in writers}
-                grounds[number] = replace(ground, vectors={**ground.vectors, resident: left})
+                grounds[number] = replace(ground, vectors={**ground.vectors, resident_id: left})
             self._write_manifest(grounds)
-            holding.forget(sorted(writers))
 
     def _write_manifest(self, grounds: dict[SliceId, Ground]) -> None:
         """What slices rest on is as it was, unless it is written down."""
@@ -388,7 +393,7 @@ class ContainerService:
             try:
                 for holding, number in plan.dirty:
                     if number in holding.slices and number not in self._unconfirmed:
-                        vectors[holding.resident.id, number] = self._snapshot(holding, number)
+                        self._snapshot(holding, number, plan, vectors)
                 self._write_manifest(self._new_grounds(plan, vectors))
             except BaseException:
                 self._log_bytes += log_bytes
@@ -445,15 +450,29 @@ class ContainerService:
             self._files.remove(record_path(self._root, self._directory, seq))
         self._truncated = max(self._truncated, covered)
 
-    def _snapshot(self, holding: Holding[Any], number: SliceId) -> dict[str, Turn]:
-        """Writes one slice; where its writers stand in it. The snapshot that it replaces goes with the manifest."""
+    def _snapshot(
+        self,
+        holding: Holding[Any],
+        number: SliceId,
+        plan: CheckpointPlan,
+        vectors: dict[tuple[str, SliceId], dict[str, Turn]],
+    ) -> None:
+        """Writes one slice, and notes where its writers stand in it. What it replaces goes with the manifest.
+
+        One in which an epoch has begun to run since the plan was made stays behind.
+        """
         held = holding.held(number)
-        with held.lock:
+        if not held.lock.acquire(timeout=BUSY_S_MAX):
+            plan.behind.add((holding.resident.id, number))
+            return
+        try:
             started = time.perf_counter()
             copy = held.decided_copy()
             vector = dict(held.vector)
             held.dirty = False
             self._snapshot_pause_s_max = max(self._snapshot_pause_s_max, time.perf_counter() - started)
+        finally:
+            held.lock.release()
         name = snapshot_name(number, self.core.term, self._checkpoints)
         head = SnapshotHead(holding.resident.id, number)
         try:
@@ -468,7 +487,7 @@ class ContainerService:
                 os.path.join(snapshot_directory(self._root, holding.resident.id), held.snapshot)
             )
         held.snapshot = name
-        return vector
+        vectors[holding.resident.id, number] = vector
 
     def _report(self) -> ContainerReport:
         core = self.core
@@ -481,7 +500,7 @@ class ContainerService:
             behind=sorted({name for ground in list(self._grounds.values()) for name in ground.behind}),
             metrics={
                 "slices": len(core.owned),
-                "rows_staged": core.staged_rows(),
+                "rows_staged": core.rows_staged,
                 "rows_applied": core.rows_applied,
                 "rows_fetched": core.rows_fetched,
                 "checkpoints": self._checkpoints,

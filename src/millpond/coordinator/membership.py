@@ -11,7 +11,7 @@ from millpond.errors import ContainerFailed, CorruptFile, MillpondError, Unavail
 from millpond.runtime import Locks, Runtime
 from millpond.wire.base import Call, Term
 from millpond.wire.connection import Connection, Dialer
-from millpond.wire.house import ContainerStatus
+from millpond.wire.house import Ping
 
 RECOVERY_S_MAX = 120.0
 RECOVERY_PAUSE_S = 0.05
@@ -193,7 +193,7 @@ class Membership:
 
 def _answers(connection: Connection) -> bool:
     try:
-        connection.call(ContainerStatus())
+        connection.call(Ping())
     except Unavailable:
         return False
     return True

@@ -115,6 +115,10 @@ class Checkpoint(Call[Done], frozen=True, tag=True):
     seconds: ClassVar[float] = LONG_CALL_S
 
 
+class Ping(Call[Done], frozen=True, tag=True):
+    """Whether a container answers. Nothing that it does holds this up."""
+
+
 class ContainerReport(Message, frozen=True, tag=True):
     """`needs` are the directories whose logs its slices rest on, `behind` residents that could not be snapshotted;
     `residents` are figures by plural of kind and name.
