@@ -73,14 +73,14 @@ def test_moves_are_what_differs() -> None:
 
 def test_a_slice_rests_on_one_directory_alone() -> None:
     pond = PondRecord(owners=(0, 0, 1, 1))
-    assert placement.grounds_of(pond, [SliceId(2)]) == {2: ""}
-    pond = placement.grounded(pond, "one", [SliceId(0), SliceId(1)])
-    pond = placement.grounded(pond, "two", [SliceId(2), SliceId(3)])
-    pond = placement.grounded(pond, "two", [SliceId(1)])
-    assert pond.grounds == {"one": (0,), "two": (1, 2, 3)}
-    pond = placement.grounded(pond, "three", [SliceId(0)])
-    assert "one" not in pond.grounds, "nothing rests on it"
-    assert placement.grounds_of(pond, [SliceId(n) for n in range(4)]) == {
+    assert placement.directories_of(pond, [SliceId(2)]) == {2: ""}
+    pond = placement.kept_in(pond, "one", [SliceId(0), SliceId(1)])
+    pond = placement.kept_in(pond, "two", [SliceId(2), SliceId(3)])
+    pond = placement.kept_in(pond, "two", [SliceId(1)])
+    assert pond.directories == {"one": (0,), "two": (1, 2, 3)}
+    pond = placement.kept_in(pond, "three", [SliceId(0)])
+    assert "one" not in pond.directories, "nothing rests on it"
+    assert placement.directories_of(pond, [SliceId(n) for n in range(4)]) == {
         0: "three",
         1: "two",
         2: "two",

@@ -15,6 +15,7 @@ import pytest
 
 from millpond.container import layout, recovery
 from millpond.container.core import Core
+from millpond.container.holdings.base import HeldSlice
 from millpond.container.holdings.group import GroupHolding
 from millpond.container.holdings.state import StateHolding
 from millpond.container.service import ContainerService
@@ -40,7 +41,7 @@ DIGESTS = "(digest, rows) == (digest_of(self.message), rows_of(self.message))"
 CANARIES: dict[str, tuple[int, list[Edit]]] = {
     "no deduplication": (
         47,
-        [Edit(StateHolding, "_each", "if seen is not None and seen >= turn:", "if False:")],
+        [Edit(StateHolding, "_each", "if held.has_seen(record.writer, record.turn):", "if False:")],
     ),
     "no sync of the log before it is prepared": (
         37,
@@ -72,7 +73,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         15,
         [Edit(readiness, "before", "times < int(progress)", "times <= int(progress)")],
     ),
-    "a torn slice goes on": (11, [Edit(StateHolding, "_insert", "held.torn = True", "pass")]),
+    "a torn slice goes on": (11, [Edit(HeldSlice, "changing", "self.torn = True", "pass")]),
     "published before all have applied": (
         61,
         [

@@ -135,7 +135,7 @@ class Core:
         epoch = StagedEpoch(message.resident, message.writer, message.turn)
         with self._lock:
             # What comes after its epoch was applied is a zombie's, and nobody will ask for it.
-            if not self._is_applied(holding, message.writer, message.turn):
+            if not holding.has_seen(message.writer, message.turn):
                 # An epoch begins when the one before is decided: nobody will ask for that one's any more.
                 self._staged.forget(lambda other: other[:2] == epoch[:2] and other.turn < epoch.turn)
                 self._staged.keep(epoch, message.partition, message.attempt, part)
@@ -147,7 +147,7 @@ class Core:
         if holding.broken is not None:
             raise holding.broken
         with self._lock:
-            if self._is_applied(holding, message.writer, message.turn):
+            if holding.has_seen(message.writer, message.turn):
                 raise BadMessage(f"epoch {message.turn} of {message.writer} is applied already")
             logged = self._logged.get(message.resident)
             if logged is not None and logged.ready.record.ballot == message.ballot:
@@ -210,7 +210,7 @@ class Core:
         """Makes a prepared epoch visible; an epoch that is visible already changes nothing."""
         holding = self.holding(message.resident)
         with self._lock:
-            if self._is_applied(holding, message.writer, message.turn):
+            if holding.has_seen(message.writer, message.turn):
                 return
             logged = self._logged.get(message.resident)
         if logged is None or logged.ready.record.ballot != message.ballot:
@@ -276,11 +276,7 @@ class Core:
             assert not undecided or logged is not None, name
             if logged is not None:
                 assert 0 < logged.seq <= self.seq, name
-                assert not self._is_applied(holding, logged.ready.record.writer, logged.ready.record.turn)
-
-    def _is_applied(self, holding: Holding[Any], writer: str, turn: Turn) -> bool:
-        applied = holding.applied(writer)
-        return applied is not None and applied >= turn
+                assert not holding.has_seen(logged.ready.record.writer, logged.ready.record.turn)
 
     def _forget_staged(self, resident: str, writer: str, upto: Turn) -> None:
         """The caller holds the lock."""

@@ -222,12 +222,9 @@ def _check_complete(
     for number, held in slices.items():
         for name, writers in decided.items():
             for writer, turn in writers.items() if name in held else ():
-                shown = (
-                    held[name].vector.get(writer),
-                    logged.get((number, core.holdings[name].resident.id, writer)),
-                )
+                newest = logged.get((number, core.holdings[name].resident.id, writer))
                 last = lasts.get(number, "")
-                if all(seen is None or seen < turn for seen in shown):
+                if not held[name].has_seen(writer, turn) and (newest is None or newest < turn):
                     raise CorruptFile(
                         f"slice {number} of {name} ends before epoch {turn} of {writer}, which was acknowledged"
                         + (f": {last} is missing" if last else ""),

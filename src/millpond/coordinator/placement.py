@@ -57,15 +57,15 @@ def next_term(pond: PondRecord) -> PondRecord:
     return replace(pond, term=Term(pond.term + 1))
 
 
-def grounded(pond: PondRecord, directory: str, slices: Sequence[SliceId]) -> PondRecord:
+def kept_in(pond: PondRecord, directory: str, slices: Sequence[SliceId]) -> PondRecord:
     """The pond in which that directory tells what these slices rest on, and no other does."""
     gone = set(slices)
-    grounds = {name: tuple(n for n in numbers if n not in gone) for name, numbers in pond.grounds.items()}
-    grounds[directory] = tuple(sorted({*grounds.get(directory, ()), *slices}))
-    return replace(pond, grounds={name: numbers for name, numbers in grounds.items() if numbers})
+    left = {name: tuple(n for n in numbers if n not in gone) for name, numbers in pond.directories.items()}
+    left[directory] = tuple(sorted({*left.get(directory, ()), *slices}))
+    return replace(pond, directories={name: numbers for name, numbers in left.items() if numbers})
 
 
-def grounds_of(pond: PondRecord, slices: Sequence[SliceId]) -> Mapping[SliceId, str]:
+def directories_of(pond: PondRecord, slices: Sequence[SliceId]) -> Mapping[SliceId, str]:
     """The directory that tells what each of these slices rests on; "" for one that nobody has had."""
-    directories = {number: name for name, numbers in pond.grounds.items() for number in numbers}
+    directories = {number: name for name, numbers in pond.directories.items() for number in numbers}
     return {number: directories.get(number, "") for number in slices}

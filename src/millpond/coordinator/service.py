@@ -108,7 +108,7 @@ class CoordinatorService:
                     hint="restore the journal and the containers' files from one backup copy",
                     path=path,
                 )
-        for name in self._record.grounds:
+        for name in self._record.directories:
             if name not in present:
                 path = os.path.join(self._root, CONTAINERS, name, MANIFEST)
                 raise CorruptFile(

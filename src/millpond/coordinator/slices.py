@@ -50,7 +50,7 @@ class Slices:
         slices = record.slices_of(container)
         connection.call(Assign(term, container, record.slices, list(known.values())))
         connection.call(
-            Adopt(self.order(), dict(placement.grounds_of(record, slices)), record.decided(), careful)
+            Adopt(self.order(), dict(placement.directories_of(record, slices)), record.decided(), careful)
         )
         while True:
             with self._memory.lock:
@@ -58,7 +58,7 @@ class Slices:
                 mine = [number for number in now.slices_of(container) if number in slices]
                 news = self._telling.news(known)
                 if not news and mine == slices:
-                    self._memory.write(placement.grounded(now, directory_name(term, container), slices))
+                    self._memory.write(placement.kept_in(now, directory_name(term, container), slices))
                     self._telling.learnt(container, known)
                     break
                 known = self._telling.residents()
@@ -126,13 +126,15 @@ class Slices:
 
     def _adopt(self, container: int, slices: Sequence[SliceId]) -> moves.Event:
         record = self._memory.record
-        grounds = placement.grounds_of(record, slices)
+        directories = placement.directories_of(record, slices)
         try:
             term, _ = self.containers.ask_incarnation(
-                container, Adopt(self.order(), dict(grounds), record.decided())
+                container, Adopt(self.order(), dict(directories), record.decided())
             )
         except CorruptFile as error:
-            return moves.Failed(error, stale=grounds != placement.grounds_of(self._memory.record, slices))
+            return moves.Failed(
+                error, stale=directories != placement.directories_of(self._memory.record, slices)
+            )
         return moves.Adopted(term)
 
     def _enter(self, container: int, term: Term, slices: Sequence[SliceId]) -> None:
@@ -142,7 +144,7 @@ class Slices:
             before = self._memory.record
             after = [container if n in slices else owner for n, owner in enumerate(before.owners)]
             record = placement.placed(before, after)
-            self._memory.write(placement.grounded(record, directory_name(term, container), slices))
+            self._memory.write(placement.kept_in(record, directory_name(term, container), slices))
 
     def locate(self, root: str) -> Placement:
         """Whoever asks may have missed a container."""

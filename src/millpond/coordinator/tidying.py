@@ -57,7 +57,7 @@ class Tidying:
         own = {directory_name(each.term, container) for container, each in live.items()}
         base = os.path.join(self._root, CONTAINERS)
         for name in self._files.list(base):
-            kept = name in needed | own | set(record.grounds)
+            kept = name in needed | own | set(record.directories)
             # A later term is of a container that is coming up.
             if is_directory(name) and not kept and term_of(name) <= record.term:
                 self._remove_directory(os.path.join(base, name))
@@ -67,7 +67,7 @@ class Tidying:
             if directory_name(each.term, container) not in needed and gone:
                 containers.ask(container, Release(self._slices.order(), gone, gone=True))
         self._tidy_snapshots()
-        return not needed and not set(record.grounds) - own
+        return not needed and not set(record.directories) - own
 
     def _tidy_waiting(self) -> None:
         """Removes rows that wait for queries which nobody knows any more."""
@@ -108,7 +108,7 @@ class Tidying:
 def _needed(record: PondRecord) -> Any:
     """While this does not change, there is nothing new to remove."""
     residents = {resident.resident.id for resident in record.residents.values()}
-    return record.grounds, residents, _waiting(record)
+    return record.directories, residents, _waiting(record)
 
 
 def _waiting(record: PondRecord) -> set[tuple[str, str, str]]:

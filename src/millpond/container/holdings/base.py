@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -131,6 +132,17 @@ class HeldSlice(Generic[_S]):
         self.torn = False
         self.undecided: Revert | None = None
 
+    def has_seen(self, writer: str, turn: Turn) -> bool:
+        newest = self.vector.get(writer)
+        return newest is not None and newest >= turn
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Torn, if what is done within does not come to its end."""
+        self.torn = True
+        yield
+        self.torn = False
+
     def check_whole(self) -> None:
         """Before anything is read. The caller holds the lock."""
         if self.torn:
@@ -185,10 +197,10 @@ class Holding(ABC, Generic[_S]):
     def new_slice(self) -> HeldSlice[_S]:
         return HeldSlice(self.new_store())
 
-    def applied(self, writer: str) -> Turn | None:
-        """The newest turn of the writer that every slice here has seen."""
-        turns = [held.vector.get(writer) for held in list(self.slices.values())]
-        return min((turn for turn in turns if turn is not None), default=None) if None not in turns else None
+    def has_seen(self, writer: str, turn: Turn) -> bool:
+        """Whether every slice here has; where there is none, nothing was seen."""
+        slices = list(self.slices.values())
+        return bool(slices) and all(held.has_seen(writer, turn) for held in slices)
 
     def held(self, number: SliceId) -> HeldSlice[_S]:
         if self.broken is not None:

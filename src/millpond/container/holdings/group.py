@@ -196,10 +196,7 @@ class GroupHolding(Holding[GroupStore]):
 
     def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[GroupStore]]) -> int:
         held = slices.get(self._home)
-        if held is None or self.broken is not None:
-            return 0
-        seen = held.vector.get(record.writer)
-        if seen is not None and seen >= record.turn:
+        if held is None or self.broken is not None or held.has_seen(record.writer, record.turn):
             return 0
         ran = self.means.limits.run(
             f"group {self.name!r} from the log", lambda: self._run(record, held.store)
@@ -209,11 +206,10 @@ class GroupHolding(Holding[GroupStore]):
         return len(ran.outputs)
 
     def _keep(self, record: Record, ran: Ran, held: HeldSlice[GroupStore]) -> None:
-        held.torn = True
-        held.store.outputs.keep(record.writer, record.turn, ran.outputs)
-        held.vector[record.writer] = record.turn
-        held.dirty = True
-        held.torn = False
+        with held.changing():
+            held.store.outputs.keep(record.writer, record.turn, ran.outputs)
+            held.vector[record.writer] = record.turn
+            held.dirty = True
 
     def _run(self, record: Record, store: GroupStore) -> Ran:
         """Runs an epoch's events on the tables. An error leaves them as they were."""

@@ -112,15 +112,13 @@ class StateHolding(Holding[VersionedSlice]):
         applied: list[int] = []
 
         def insert(held: HeldSlice[VersionedSlice], portions: list[SliceRows]) -> None:
-            # Torn, if this does not come to its end.
-            held.torn = True
-            for portion in portions:
-                values = portion.values[: len(self._shape.values)]
-                held.store.insert(portion.keys, portion.times, values, keep_from)
-                held.dirty = True
-                applied.append(len(portion.times))
-            held.vector[record.writer] = record.turn
-            held.torn = False
+            with held.changing():
+                for portion in portions:
+                    values = portion.values[: len(self._shape.values)]
+                    held.store.insert(portion.keys, portion.times, values, keep_from)
+                    held.dirty = True
+                    applied.append(len(portion.times))
+                held.vector[record.writer] = record.turn
 
         self._each(record, slices, insert)
         return sum(applied)
@@ -132,7 +130,6 @@ class StateHolding(Holding[VersionedSlice]):
 
     def _each(self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]], work: Any) -> None:
         """Works on every slice that has not seen the record, with its rows, under its lock."""
-        writer, turn = record.writer, record.turn
         spans: dict[SliceId, list[tuple[int, int, int]]] = {number: [] for number in slices}
         for index, part in enumerate(record.parts):
             starts = np.concatenate(([0], np.cumsum(part.counts, dtype=np.int64)))
@@ -146,8 +143,7 @@ class StateHolding(Holding[VersionedSlice]):
         def visit(number: SliceId) -> None:
             held = slices[number]
             with held.lock:
-                seen = held.vector.get(writer)
-                if seen is not None and seen >= turn:
+                if held.has_seen(record.writer, record.turn):
                     return
                 held.check_whole()
                 portions = [
