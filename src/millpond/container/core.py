@@ -15,7 +15,7 @@ from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
 from millpond.container.staging import Staged, StagedEpoch, StagedPart
 from millpond.errors import BadMessage, ResidentBroken, StageLost, UnknownResident
-from millpond.wire.base import SliceId, Term, Turn
+from millpond.wire.base import ResidentId, SliceId, Term, Turn
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.epochs import Apply, Prepare, Prepared, Stage, StageDone
 from millpond.wire.specs import Resident
@@ -35,13 +35,13 @@ class CheckpointPlan(NamedTuple):
     """Every log record up to `covered` is applied or void.
 
     `dirty` are the slices to snapshot; `clean` those that are as their snapshots hold them, with where writers stood,
-    by the resident's name on disk. Those that are `behind` go on resting on the log: torn, broken or busy.
+    by the resident's id. Those that are `behind` go on resting on the log: torn, broken or busy.
     """
 
     covered: int
     dirty: list[tuple[Holding[Any], SliceId]]
-    clean: dict[tuple[str, SliceId], dict[str, Turn]]
-    behind: set[tuple[str, SliceId]]
+    clean: dict[tuple[ResidentId, SliceId], dict[str, Turn]]
+    behind: set[tuple[ResidentId, SliceId]]
 
 
 class Core:

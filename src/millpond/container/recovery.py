@@ -30,7 +30,7 @@ from millpond.container.layout import (
 )
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.wire.base import SliceId, Turn
+from millpond.wire.base import ResidentId, SliceId, Turn
 from millpond.wire.house import Adopt
 
 DecidedTurns = dict[str, dict[str, Turn]]
@@ -51,11 +51,11 @@ class _Strand(NamedTuple):
     """A slice, and those of its residents that rest on the same logs: one that is behind, or all but those."""
 
     number: SliceId
-    only: str | None
-    others: frozenset[str]
+    only: ResidentId | None
+    others: frozenset[ResidentId]
 
-    def has(self, resident: str) -> bool:
-        return resident == self.only if self.only is not None else resident not in self.others
+    def has(self, resident_id: ResidentId) -> bool:
+        return resident_id == self.only if self.only is not None else resident_id not in self.others
 
 
 class _Log(NamedTuple):
@@ -65,8 +65,8 @@ class _Log(NamedTuple):
     heads: dict[int, RecordHead]
     strands: list[_Strand]
 
-    def slices_of(self, resident: str) -> list[SliceId]:
-        return [strand.number for strand in self.strands if strand.has(resident)]
+    def slices_of(self, resident_id: ResidentId) -> list[SliceId]:
+        return [strand.number for strand in self.strands if strand.has(resident_id)]
 
 
 def rebuild(core: Core, files: Files, root: str, adopt: Adopt, before: BeforeRecord) -> Rebuilt:
@@ -91,9 +91,9 @@ def rebuild(core: Core, files: Files, root: str, adopt: Adopt, before: BeforeRec
     for log in logs:
         for seq, head in log.heads.items():
             holding = core.holdings.get(head.name)
-            if holding is None or holding.resident.id != head.resident or seq in log.span.skipped:
+            if holding is None or holding.resident.id != head.id or seq in log.span.skipped:
                 continue
-            mine = _concerned(head, holding, log.slices_of(head.resident), slices)
+            mine = _concerned(head, holding, log.slices_of(head.id), slices)
             if mine and holding.broken is None:
                 before(log.span.directory, seq, head.name)
                 figures["rows_replayed"] += _replay(files, root, log.span.directory, seq, holding, mine)
@@ -103,8 +103,8 @@ def rebuild(core: Core, files: Files, root: str, adopt: Adopt, before: BeforeRec
         for name, one in held.items():
             # Who is not known any more was forgotten: one of the same name begins at 0.
             one.vector = dict(adopt.decided.get(name, {}))
-            resident = core.holdings[name].resident.id
-            vectors[resident] = {w: t for w, t in vectors.get(resident, {}).items() if w in one.vector}
+            own = core.holdings[name].resident.id
+            vectors[own] = {w: t for w, t in vectors.get(own, {}).items() if w in one.vector}
         behind = grounds[number].behind
         closed = {
             only: [
@@ -185,19 +185,19 @@ def _read_logs(
 def _undecided(heads: Mapping[int, RecordHead], decided: DecidedTurns) -> list[int]:
     """Records that no acknowledgement rests on: beyond what was decided, or replaced before the decision."""
     newest = {
-        (head.resident, head.writer, head.turn): seq
+        (head.id, head.writer, head.turn): seq
         for seq, head in sorted(heads.items(), key=lambda item: (item[1].ballot, item[0]))
     }
     return [
         seq
         for seq, head in heads.items()
-        if newest[head.resident, head.writer, head.turn] != seq
+        if newest[head.id, head.writer, head.turn] != seq
         or not _is_decided(decided, head.name, head.writer, head.turn)
     ]
 
 
-def _is_decided(decided: DecidedTurns, resident: str, writer: str, turn: Turn) -> bool:
-    newest = decided.get(resident, {}).get(writer)
+def _is_decided(decided: DecidedTurns, name: str, writer: str, turn: Turn) -> bool:
+    newest = decided.get(name, {}).get(writer)
     return newest is not None and turn <= newest
 
 
@@ -209,15 +209,15 @@ def _check_complete(
     decided: DecidedTurns,
 ) -> None:
     """A slice's last owner must have every decided epoch: in what it stood on, or in its log."""
-    logged: dict[tuple[SliceId, str, str], Turn] = {}
+    logged: dict[tuple[SliceId, ResidentId, str], Turn] = {}
     lasts: dict[SliceId, str] = {}
     for log in logs:
         following = record_path(root, log.span.directory, max(log.heads, default=log.span.after) + 1)
         lasts |= dict.fromkeys((strand.number for strand in log.strands), following)
         for seq, head in log.heads.items():
             if seq not in log.span.skipped:
-                for number in log.slices_of(head.resident):
-                    key = (number, head.resident, head.writer)
+                for number in log.slices_of(head.id):
+                    key = (number, head.id, head.writer)
                     logged[key] = max(head.turn, logged.get(key, head.turn))
     for number, held in slices.items():
         for name, writers in decided.items():

@@ -35,7 +35,7 @@ from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
 from millpond.errors import BadMessage, StageLost, Unavailable
 from millpond.runtime import Locks, Runtime, Serial
-from millpond.wire.base import Done, Exchange, Message, Read, SliceId, Turn
+from millpond.wire.base import Done, Exchange, Message, Read, ResidentId, SliceId, Turn
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import Apply, Discard, Prepare, Prepared, Stage
 from millpond.wire.house import (
@@ -201,7 +201,7 @@ class ContainerService:
                     ground.snapshots,
                     ground.vectors,
                     [*ground.logs, own],
-                    {resident: [*spans, own] for resident, spans in ground.behind.items()},
+                    {resident_id: [*spans, own] for resident_id, spans in ground.behind.items()},
                 )
                 for number, ground in rebuilt.grounds.items()
             }
@@ -403,9 +403,9 @@ class ContainerService:
             self._truncate()
             # A slice that went meanwhile may still rest on what was to be replaced.
             named = {
-                os.path.join(snapshot_directory(self._root, resident), name)
+                os.path.join(snapshot_directory(self._root, resident_id), file)
                 for ground in self._grounds.values()
-                for resident, name in ground.snapshots.items()
+                for resident_id, file in ground.snapshots.items()
             }
             for path in self._replaced:
                 if path not in named:
@@ -414,26 +414,40 @@ class ContainerService:
             reach("truncate.after")
 
     def _new_grounds(
-        self, plan: CheckpointPlan, vectors: dict[tuple[str, SliceId], dict[str, Turn]]
+        self, plan: CheckpointPlan, vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]]
     ) -> dict[SliceId, Ground]:
         """What slices rest on now: those that went as before, and so what could not be snapshotted."""
         grounds = dict(self._grounds)
         own = LogSpan(self._directory, plan.covered)
         for number in self.core.owned - self._unconfirmed:
             before = grounds[number]
-            behind = [resident for resident, at in plan.behind if at == number]
-            seen = {resident: vector for (resident, at), vector in vectors.items() if at == number}
+            behind = [resident_id for resident_id, at in plan.behind if at == number]
+            seen = {resident_id: vector for (resident_id, at), vector in vectors.items() if at == number}
             held = {h.resident.id: h.slices.get(number) for h in list(self.core.holdings.values())}
             snapshots = {
-                resident: one.snapshot
-                for resident, one in held.items()
-                if resident in seen and one is not None and one.snapshot is not None
+                resident_id: one.snapshot
+                for resident_id, one in held.items()
+                if resident_id in seen and one is not None and one.snapshot is not None
             }
             grounds[number] = Ground(
-                {**snapshots, **{r: before.snapshots[r] for r in behind if r in before.snapshots}},
-                {**seen, **{r: before.vectors[r] for r in behind if r in before.vectors}},
+                {
+                    **snapshots,
+                    **{
+                        resident_id: before.snapshots[resident_id]
+                        for resident_id in behind
+                        if resident_id in before.snapshots
+                    },
+                },
+                {
+                    **seen,
+                    **{
+                        resident_id: before.vectors[resident_id]
+                        for resident_id in behind
+                        if resident_id in before.vectors
+                    },
+                },
                 [own],
-                {r: before.behind.get(r, before.logs) for r in behind},
+                {resident_id: before.behind.get(resident_id, before.logs) for resident_id in behind},
             )
         return grounds
 
@@ -455,7 +469,7 @@ class ContainerService:
         holding: Holding[Any],
         number: SliceId,
         plan: CheckpointPlan,
-        vectors: dict[tuple[str, SliceId], dict[str, Turn]],
+        vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]],
     ) -> None:
         """Writes one slice, and notes where its writers stand in it. What it replaces goes with the manifest.
 
@@ -497,7 +511,9 @@ class ContainerService:
                 residents.setdefault(holding.spec.plural, {})[name] = holding.report()
         return ContainerReport(
             needs=self._needs(),
-            behind=sorted({name for ground in list(self._grounds.values()) for name in ground.behind}),
+            behind=sorted(
+                {resident_id for ground in list(self._grounds.values()) for resident_id in ground.behind}
+            ),
             metrics={
                 "slices": len(core.owned),
                 "rows_staged": core.rows_staged,

@@ -248,9 +248,9 @@ class CoordinatorService:
 
     def _check_not_behind(self, name: str) -> None:
         """Whether all that was decided is in snapshots."""
-        resident = self._record.residents[name].resident.id
+        resident_id = self._record.residents[name].resident.id
         for container in self._containers.ids:
-            if resident in self._containers.ask_patiently(container, ContainerStatus()).behind:
+            if resident_id in self._containers.ask_patiently(container, ContainerStatus()).behind:
                 raise Unavailable(
                     f"{name!r} is broken or busy in container {container}: its epochs are in no snapshot yet",
                     hint="try again when it answers; nothing was forgotten",

@@ -35,6 +35,8 @@ Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]
 
 SliceId = NewType("SliceId", int)
 """One of the pond's slices, counted from 0."""
+ResidentId = NewType("ResidentId", str)
+"""A resident's name on disk, which no later one of the same name has."""
 Term = NewType("Term", int)
 """Numbers the incarnations of containers: what an older one writes counts for nothing."""
 Epoch = NewType("Epoch", int)

@@ -15,6 +15,7 @@ from millpond.wire.base import (
     Message,
     Name,
     Query,
+    ResidentId,
     SliceId,
     Term,
     Turn,
@@ -120,12 +121,12 @@ class Ping(Call[Done], frozen=True, tag=True):
 
 
 class ContainerReport(Message, frozen=True, tag=True):
-    """`needs` are the directories whose logs its slices rest on, `behind` residents that could not be snapshotted;
+    """`needs` are the directories whose logs its slices rest on, `behind` the ids of residents that could not be snapshotted;
     `residents` are figures by plural of kind and name.
     """
 
     needs: list[str]
-    behind: list[str]
+    behind: list[ResidentId]
     metrics: dict[str, float]
     residents: dict[str, dict[str, dict[str, Any]]]
 

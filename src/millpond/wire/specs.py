@@ -16,7 +16,7 @@ from millpond.code.rules import CompactRule, UpdateRule
 from millpond.code.tables import TableSpec, TransactionSetCode
 from millpond.schema import KeyKind, key_kind, parse_ddl
 from millpond.times import Progress
-from millpond.wire.base import Count, Name, SliceId
+from millpond.wire.base import Count, Name, ResidentId, SliceId
 
 # Columns of rows and questions on their way, beside the user's own.
 KEY, TIME, LOW, SEQ = "_key", "_time", "_low", "_seq"
@@ -141,6 +141,5 @@ class Resident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     final_below: Progress
 
     @property
-    def id(self) -> str:
-        """Its name on disk."""
-        return f"{self.spec.name}.{self.born}"
+    def id(self) -> ResidentId:
+        return ResidentId(f"{self.spec.name}.{self.born}")
