@@ -430,24 +430,10 @@ class ContainerService:
                 if resident_id in seen and one is not None and one.snapshot is not None
             }
             grounds[number] = Ground(
-                {
-                    **snapshots,
-                    **{
-                        resident_id: before.snapshots[resident_id]
-                        for resident_id in behind
-                        if resident_id in before.snapshots
-                    },
-                },
-                {
-                    **seen,
-                    **{
-                        resident_id: before.vectors[resident_id]
-                        for resident_id in behind
-                        if resident_id in before.vectors
-                    },
-                },
+                {**snapshots, **{each: name for each, name in before.snapshots.items() if each in behind}},
+                {**seen, **{each: vector for each, vector in before.vectors.items() if each in behind}},
                 [own],
-                {resident_id: before.behind.get(resident_id, before.logs) for resident_id in behind},
+                {each: before.behind.get(each, before.logs) for each in behind},
             )
         return grounds
 
