@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -109,15 +109,15 @@ def test_a_slice_in_which_an_epoch_begins_after_the_plan_stays_behind(
     container, held = pond.hosting.services[0], group_slice(pond)
     plan_checkpoint = container.core.plan_checkpoint
 
-    def planned() -> Any:
-        plan = plan_checkpoint()
-        held.lock.acquire()
-        return plan
+    with monkeypatch.context() as patch, ExitStack() as running:
 
-    with monkeypatch.context() as patch:
+        def planned() -> Any:
+            plan = plan_checkpoint()
+            running.enter_context(busy(held.lock))
+            return plan
+
         patch.setattr(container.core, "plan_checkpoint", planned)
         container.checkpoint()
-        held.lock.release()
     group_id = container.core.holding("g").resident.id
     assert container.call(ContainerStatus()).behind == [group_id]
     assert held.dirty

@@ -7,7 +7,6 @@ An epoch passes through it in three steps. *Stage* keeps rows aside, under the a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -60,7 +59,7 @@ class Core:
         self.rows_fetched = 0
         self.seq = 0
         self._means = means or Means()
-        self._lock = threading.Lock()
+        self._lock = self._means.lock()
         self._staged = Staged()
         self._logged: dict[str, Logged] = {}
         # Numbers of records that are written while their epochs still run.

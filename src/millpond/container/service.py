@@ -75,8 +75,9 @@ class ContainerService:
     ) -> None:
         self._files = files
         self._root = root
-        self._means = means or Means()
         self._runtime = runtime or Serial()
+        # Slices' locks are the runtime's, too.
+        self._means = (means or Means())._replace(lock=self._runtime.lock)
         self.dial = dial
         self._core: Core | None = None
         self._grounds: dict[SliceId, Ground] = {}

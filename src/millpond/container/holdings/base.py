@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.errors import BadMessage, Moved, Unavailable
+from millpond.runtime import Lock
 from millpond.stores.keys import Keys
 from millpond.times import Progress
 from millpond.wire.base import Exchange, Read, SliceId, Turn
@@ -46,11 +47,12 @@ class Unlimited:
 
 
 class Means(NamedTuple):
-    """What holdings work with: threads for slices, and limits on user code."""
+    """What holdings work with: threads for slices, limits on user code, and locks."""
 
     run: Runner = run_serially
     threads: int = 1
     limits: Limits = Unlimited()
+    lock: Callable[[], Lock] = threading.RLock
 
 
 class CheckedRows(NamedTuple):
@@ -123,9 +125,9 @@ class HeldSlice(Generic[_S]):
 
     __slots__ = ("dirty", "lock", "snapshot", "store", "torn", "undecided", "vector")
 
-    def __init__(self, store: _S) -> None:
+    def __init__(self, store: _S, lock: Lock) -> None:
         self.store: _S = store
-        self.lock = threading.Lock()
+        self.lock = lock
         self.vector: dict[str, Turn] = {}
         self.dirty = False
         self.snapshot: str | None = None
@@ -195,7 +197,7 @@ class Holding(ABC, Generic[_S]):
         return sorted(everywhere.intersection(slices))
 
     def new_slice(self) -> HeldSlice[_S]:
-        return HeldSlice(self.new_store())
+        return HeldSlice(self.new_store(), self.means.lock())
 
     def has_seen(self, writer: str, turn: Turn) -> bool:
         """Whether every slice here has; where there is none, nothing was seen."""

@@ -297,7 +297,7 @@ class GroupHolding(Holding[GroupStore]):
         """Lets go of keys that were only asked for, and of strings that nothing holds any more."""
         held = self.slices.get(number)
         # Not while an epoch runs: it is looked at again soon.
-        if held is not None and held.lock.acquire(blocking=False):
+        if held is not None and held.lock.acquire(timeout=0):
             try:
                 if not held.torn and held.undecided is None:
                     compact(held.store.tables.values())
