@@ -80,6 +80,19 @@ def test_residents_are_opened_while_a_group_that_grows_waits_for_its_epoch() -> 
     pond.validate()
 
 
+def test_residents_are_opened_while_slices_wait_for_an_epoch() -> None:
+    pond, _, _ = opened(LossyFiles())
+    coordinator = pond.coordinator
+    with busy(coordinator._commits._locks["g"]):
+        placing = ends(lambda: coordinator.place([0] * 4))
+        opening = ends(lambda: pond.state("s", key="long", value="long"))
+        opening.join(LONG_S)
+        assert not opening.is_alive()
+        assert placing.is_alive()
+    placing.join(LONG_S)
+    assert not placing.is_alive()
+
+
 def test_a_container_answers_a_ping_and_checkpoints_while_a_group_is_busy() -> None:
     pond, _, adding = opened(LossyFiles())
     adding(one_event(1), 0)

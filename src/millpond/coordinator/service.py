@@ -155,8 +155,13 @@ class CoordinatorService:
 
     def place(self, owners: Sequence[int]) -> None:
         """Gives slices to those owners. While they change hands, no epoch of any resident is committed."""
-        with self._placing, self._slices.moving, self._commits.paused(self._record.residents):
-            self._slices.place(owners)
+        with self._slices.moving:
+            while True:
+                residents = set(self._record.residents)
+                # Epochs may take long: none waits for them but whoever places slices.
+                with self._commits.paused(residents), self._placing:
+                    if residents >= set(self._record.residents):
+                        return self._slices.place(owners)
 
     # Handler
 
