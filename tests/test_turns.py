@@ -15,7 +15,7 @@ from millpond.times import Progress
 from millpond.wire.base import DRAINS_MAX, Turn
 from millpond.wire.epochs import History
 from millpond.wire.house import Register
-from millpond.wire.questions import Answered, AskPending, Pending, Pin, Pinned, Report
+from millpond.wire.questions import Answered, AskPending, Drain, Pending, Pin, Pinned, Report
 from millpond.wire.specs import StateSpec
 
 
@@ -159,7 +159,7 @@ def test_a_drain_takes_up_what_waits_and_the_next_epoch_what_the_drain_left() ->
     views = Fetcher()
     views.pin(0)
     views.answer(0, waiting=3, lowest=7)
-    assert views.pending().drains == {"q": (Turn(0, 1), Turn(0, 0), "")}
+    assert views.pending().drains == {"q": Drain(Turn(0, 1), Turn(0, 0), "")}
     assert views.pin(0, 1, u=9).previous == Turn(0, 0)
     views.answer(0, 1, waiting=1, lowest=9)
     assert views.pin(1).previous == Turn(0, 1)
@@ -172,7 +172,7 @@ def test_no_drain_without_progress_of_u() -> None:
     views.pin(0, u=5)
     views.answer(0, waiting=3, lowest=7)
     assert views.pending(u=5).drains == {}
-    assert views.pending(u=6).drains == {"q": (Turn(0, 1), Turn(0, 0), "")}
+    assert views.pending(u=6).drains == {"q": Drain(Turn(0, 1), Turn(0, 0), "")}
 
 
 def test_a_drain_that_was_interrupted_is_repeated_from_what_was_left_before_it() -> None:
@@ -180,7 +180,7 @@ def test_a_drain_that_was_interrupted_is_repeated_from_what_was_left_before_it()
     views.pin(0)
     views.answer(0, waiting=3, lowest=7)
     views.pin(0, 1)
-    assert views.pending(u=5).drains == {"q": (Turn(0, 1), Turn(0, 0), "")}
+    assert views.pending(u=5).drains == {"q": Drain(Turn(0, 1), Turn(0, 0), "")}
     with pytest.raises(EpochOutOfOrder, match=r"a drain .* was interrupted"):
         views.pin(1)
     with pytest.raises(EpochOutOfOrder, match=r"a drain .* was interrupted"):
@@ -239,7 +239,7 @@ def test_an_epoch_has_so_many_drains_at_most() -> None:
         views.pin(0, drain)
         views.answer(0, drain, waiting=3, lowest=7)
     # What is offered is a turn that can be told of, also where it is refused.
-    assert views.pending().drains == {"q": (Turn(0, DRAINS_MAX - 1), Turn(0, DRAINS_MAX - 2), "")}
+    assert views.pending().drains == {"q": Drain(Turn(0, DRAINS_MAX - 1), Turn(0, DRAINS_MAX - 2), "")}
     with pytest.raises(EpochOutOfOrder, match="drained 1022 times"):
         views.pin(0, DRAINS_MAX - 1)
     assert views.pin(1).previous == Turn(0, DRAINS_MAX - 2)

@@ -83,10 +83,10 @@ class PondInUse(MillpondError, RuntimeError):
     fields = ("root",)
 
 
-class UnknownState(MillpondError, LookupError):
-    """A state that the pond does not hold."""
+class UnknownResident(MillpondError, LookupError):
+    """A State or group that the pond does not hold."""
 
-    fields = ("state",)
+    fields = ("resident",)
 
 
 class UnknownTable(MillpondError, LookupError):
@@ -96,15 +96,15 @@ class UnknownTable(MillpondError, LookupError):
 
 
 class UnknownUpdater(MillpondError, LookupError):
-    """A name that no updater or fetcher of the state has."""
+    """A name that no updater or fetcher of the State or group has."""
 
-    fields = ("state", "name")
+    fields = ("resident", "name")
 
 
 class SchemaMismatch(MillpondError, ValueError):
-    """A state opened with another schema than it was made with."""
+    """A State or table opened with another schema than it was made with."""
 
-    fields = ("state", "existing", "requested")
+    fields = ("resident", "existing", "requested")
 
 
 # What came in
@@ -185,17 +185,17 @@ class EpochChanged(MillpondError, ValueError):
 class UpdaterFinished(MillpondError, RuntimeError):
     """An update by an updater that has declared it will send no more."""
 
-    fields = ("state", "name")
+    fields = ("resident", "name")
 
 
 # What was asked too early, too late, or is too large
 
 
-def updater_finished(state: str, name: str) -> UpdaterFinished:
+def updater_finished(resident: str, name: str) -> UpdaterFinished:
     return UpdaterFinished(
-        f"updater {name!r} of state {state!r} has finished",
+        f"updater {name!r} of {resident!r} has finished",
         hint="an updater that may send more must not be finished; use another name",
-        state=state,
+        resident=resident,
         name=name,
     )
 

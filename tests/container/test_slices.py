@@ -17,7 +17,7 @@ import millpond as mp
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import Means, Ready
 from millpond.durable.crashpoints import SimulatedCrash, armed, counted
-from millpond.errors import MillpondError, Moved, UnknownState, UnknownTable, WriteFailed
+from millpond.errors import MillpondError, Moved, UnknownResident, UnknownTable, WriteFailed
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.base import SliceId
@@ -99,7 +99,7 @@ class Scene:
         owners = {
             number: container
             for container, service in self.pond.hosting.services.items()
-            for number in service.call(ContainerStatus()).slices
+            for number in service.core.owned
         }
         return [owners[number] for number in range(SLICES)]
 
@@ -110,6 +110,27 @@ def newest(batch: pa.RecordBatch) -> dict[int, int]:
 
 def reopened(files: LossyFiles, lose: str = "all", seed: int = 0, containers: int = 3) -> Scene:
     return Scene(after(files, lose, seed), containers)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_slices_are_where_they_were_when_the_pond_opens_again(closed: bool) -> None:
+    files, owners = LossyFiles(), [2, 0, 0, 1, 0, 2]
+    scene = Scene(files)
+    scene.epoch(0)
+    scene.place(*owners)
+    version = scene.pond.coordinator._record.version
+    if closed:
+        scene.pond.close()
+    scene = reopened(files)
+    assert scene.served() == owners
+    assert scene.pond.coordinator._record.version == version
+    scene.check(1)
+    scene = reopened(scene.files, containers=4)
+    assert sorted(scene.served()) == [0, 0, 1, 2, 2, 3], "one that is new serves, too"
+    scene.check(1)
+    scene = reopened(scene.files, containers=2)
+    assert sorted(scene.served()) == [0, 0, 0, 1, 1, 1]
+    scene.check(1)
 
 
 PLACES = [(1, 1, 1, 1, 2, 2), (2, 2, 0, 0, 0, 0), (0, 0, 1, 1, 2, 2), (1, 1, 2, 2, 0, 0), (0, 0, 1, 1, 2, 2)]
@@ -394,9 +415,9 @@ def test_a_state_that_is_forgotten_is_gone_and_so_are_its_files(checkpoint: bool
         assert any(file.startswith("s.") for file in files_of(scene))
     scene.pond.forget("s" if by_name else scene.state)
     assert list(scene.pond.states()) == []
-    with pytest.raises(UnknownState):
+    with pytest.raises(UnknownResident):
         scene.state.progress()
-    with pytest.raises(UnknownState):
+    with pytest.raises(UnknownResident):
         scene.feed(pa.table({"k": [1], "t": [1], "v": [1]}), 1)
     scene.pond.checkpoint()
     assert not any(file.startswith("s.") for file in files_of(scene))
@@ -575,7 +596,7 @@ def test_transactions_of_an_operator_that_is_forgotten_stay_done() -> None:
 
 def test_what_is_not_there_is_not_forgotten() -> None:
     scene = Scene(LossyFiles())
-    with pytest.raises(UnknownState):
+    with pytest.raises(UnknownResident):
         scene.pond.forget("nobody")
     with pytest.raises(MillpondError):
         scene.pond.forget(scene.state, name="nobody")

@@ -184,7 +184,7 @@ class World:
             case 2:
                 return Failed(None, StageLost("progress was reported", container=0))
         self.decided = True
-        return Decided(EpochCommitted(3, ROWS, 0, 9, replayed=False))
+        return Decided(EpochCommitted(Turn(3), ROWS, 0, 9, replayed=False))
 
     # The driver
 
@@ -203,10 +203,10 @@ class World:
 
     def check(self) -> None:
         commit = self.commit
-        assert commit.is_decided == self.decided
+        assert (commit.committed is not None) == self.decided
         if self.decided:
             assert commit.phase in (Phase.APPLY, Phase.PUBLISH, Phase.DONE)
-        assert commit.is_unseen == (self.decided and not self.published)
+        assert (commit.phase in (Phase.APPLY, Phase.PUBLISH)) == (self.decided and not self.published)
         assert (commit.phase is Phase.DONE) == self.published
 
     def check_end(self) -> None:
@@ -313,9 +313,11 @@ def test_what_may_not_be_asked_again_says_why_it_was_refused() -> None:
     commit = EpochCommit(message(), {0: Term(1), 1: Term(1)}, BALLOT, {})
     commit.on(Failed(0, Unavailable("away", address="")))
     commit.on(Failed(1, CodeFailed("mend it", resident="s")))
-    (bring,) = commit.effects()
-    assert bring == Bring(0, Term(1))
+    assert commit.effects() == [Bring(0, Term(1)), Bring(1, Term(1))], (
+        "code that fails so has ended its container"
+    )
     commit.on(Back(0, Term(2)))
+    commit.on(Failed(1, Unavailable("does not come back", address="")))
     assert all(isinstance(effect.message, Discard) for effect in commit.effects())  # type: ignore[union-attr]
     for number in (0, 1):
         commit.on(Replied(number, Done()))
@@ -335,12 +337,12 @@ def test_a_container_that_was_restarted_is_a_reason_to_stage_again() -> None:
 def test_what_cannot_be_applied_is_applied_by_a_new_incarnation() -> None:
     commit = EpochCommit(message(), {0: Term(1)}, BALLOT, {})
     commit.on(Replied(0, Prepared(Term(1), ROWS, DIGEST)))
-    commit.on(Decided(EpochCommitted(3, ROWS, 0, 9, replayed=False)))
+    commit.on(Decided(EpochCommitted(Turn(3), ROWS, 0, 9, replayed=False)))
     commit.on(Failed(0, BadMessage("the pond failed: MemoryError")))
     assert commit.effects() == [Bring(0, Term(1), broken=True)]
     commit.on(Failed(0, Unavailable("does not start", address="")))
     assert commit.effects() == []
-    assert commit.is_unseen
+    assert commit.phase is Phase.APPLY
     assert isinstance(commit.error, Unavailable)
     commit.resume()
     assert commit.error is None

@@ -24,6 +24,32 @@ def test_every_container_gets_a_run_of_nearly_equal_length(slices: int) -> None:
         assert [owner for owner, _ in itertools.groupby(owners)] == ids, "contiguous, in the order of ids"
 
 
+@pytest.mark.parametrize("owners", [(0, 1, 1, 0, 1, 1), (1, 0), (2, 2, 2, 2, 1, 0)])
+def test_the_same_containers_keep_what_they_have(owners: tuple[int, ...]) -> None:
+    pond = PondRecord(owners=owners, version=3)
+    assert placement.opened(pond, range(len(set(owners)))) is pond
+
+
+@pytest.mark.parametrize("slices", [1, 2, 5, 12, 64])
+def test_other_containers_share_evenly_and_move_as_little_as_that_takes(slices: int) -> None:
+    for before, after in itertools.permutations(range(1, min(slices, 7) + 1), 2):
+        pond = PondRecord(owners=placement.place(slices, range(before)))
+        opened = placement.opened(pond, range(after))
+        counts = Counter(opened.owners)
+        assert set(counts) == set(range(after))
+        assert max(counts.values()) - min(counts.values()) <= 1
+        moved = sum(old != new for old, new in zip(pond.owners, opened.owners, strict=True))
+        had = sorted((Counter(pond.owners)[c] for c in range(after)), reverse=True)
+        even, left = divmod(slices, after)
+        assert moved == slices - sum(min(has, even + (at < left)) for at, has in enumerate(had))
+        assert opened.version == pond.version + 1
+
+
+def test_a_container_that_had_none_gets_some() -> None:
+    pond = PondRecord(owners=(1, 1, 1, 2, 2, 2))
+    assert placement.opened(pond, range(3)).owners == (1, 1, 0, 2, 2, 0)
+
+
 def test_the_version_goes_on_only_with_a_change() -> None:
     pond = PondRecord(owners=(0, 0, 1), version=4)
     assert placement.placed(pond, [0, 0, 1]) is pond
@@ -47,14 +73,14 @@ def test_moves_are_what_differs() -> None:
 
 def test_a_slice_rests_on_one_directory_alone() -> None:
     pond = PondRecord(owners=(0, 0, 1, 1))
-    assert placement.grounds_of(pond, [SliceId(2)]) == {2: ""}
-    pond = placement.grounded(pond, "one", [SliceId(0), SliceId(1)])
-    pond = placement.grounded(pond, "two", [SliceId(2), SliceId(3)])
-    pond = placement.grounded(pond, "two", [SliceId(1)])
-    assert pond.grounds == {"one": (0,), "two": (1, 2, 3)}
-    pond = placement.grounded(pond, "three", [SliceId(0)])
-    assert "one" not in pond.grounds, "nothing rests on it"
-    assert placement.grounds_of(pond, [SliceId(n) for n in range(4)]) == {
+    assert placement.directories_of(pond, [SliceId(2)]) == {2: ""}
+    pond = placement.kept_in(pond, "one", [SliceId(0), SliceId(1)])
+    pond = placement.kept_in(pond, "two", [SliceId(2), SliceId(3)])
+    pond = placement.kept_in(pond, "two", [SliceId(1)])
+    assert pond.directories == {"one": (0,), "two": (1, 2, 3)}
+    pond = placement.kept_in(pond, "three", [SliceId(0)])
+    assert "one" not in pond.directories, "nothing rests on it"
+    assert placement.directories_of(pond, [SliceId(n) for n in range(4)]) == {
         0: "three",
         1: "two",
         2: "two",

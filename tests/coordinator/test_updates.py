@@ -16,7 +16,7 @@ from millpond.errors import (
     EpochOutOfOrder,
     OtherQuery,
     StageLost,
-    UnknownState,
+    UnknownResident,
     UnknownUpdater,
     UpdaterFinished,
     WrongType,
@@ -246,7 +246,7 @@ def test_what_is_not_known_is_said() -> None:
     feeding = Feeding()
     with pytest.raises(UnknownUpdater):
         feeding.begin(Turn(0), name="nobody")
-    with pytest.raises(UnknownState):
+    with pytest.raises(UnknownResident):
         updates.begin_epoch(feeding.pond, BeginEpoch("t", "feed", "q", Turn(0), "continue"))
 
 

@@ -21,7 +21,6 @@ from millpond.errors import BelowFetchProgress, RowsWaiting, Unavailable
 from millpond.ops.update import Update as UpdateOperator
 from millpond.testing import Oracle
 from millpond.testing.local import LocalPond
-from millpond.wire.house import Adopted
 
 ROOT = "/pond"
 SLICES = 5
@@ -465,13 +464,9 @@ class MortalContainer(ContainerService):
 
     running: ClassVar[list[MortalContainer]] = []
     dead = False
-    recovered: Adopted
 
     def call(self, message: Any) -> Any:
-        answer = self._alive(lambda: super(MortalContainer, self).call(message))
-        if isinstance(answer, Adopted):
-            self.recovered = answer
-        return answer
+        return self._alive(lambda: super(MortalContainer, self).call(message))
 
     def exchange(self, message: Any, batches: Any) -> Any:
         return self._alive(lambda: super(MortalContainer, self).exchange(message, batches))

@@ -109,7 +109,7 @@ def needed(case: Case) -> list[str]:
     record = Journal(files, root).load()
     assert record is not None
     names = {name for name in case.files() if kind_of(name) == "journal"}
-    for directory, numbers in record.grounds.items():
+    for directory, numbers in record.directories.items():
         names.add(f"containers/{directory}/manifest.arrow")
         manifest = read_manifest(files, root, directory)
         for number in numbers:

@@ -149,7 +149,7 @@ def test_a_container_that_cannot_write_its_log_pins_nobody_elses(monkeypatch: py
     for service in pond.hosting.services.values():
         assert service._report().metrics["log_records"] == 0
         assert service.core.plan_checkpoint().covered == service.core.seq
-        assert service.core.staged_rows() == 0
+        assert service.core.rows_staged == 0
     assert state.progress().updaters["feed"] == -math.inf
 
 
@@ -159,9 +159,9 @@ def test_staged_rows_that_nobody_commits_do_not_pile_up() -> None:
     for _ in range(50):
         plan = pond._client.call(BeginEpoch("s", "feed", LOCAL_QUERY, Turn(0), "continue"))
         feed._stage(rows([1] * 100, list(range(100)), [1] * 100), plan, Turn(0), LOCAL_QUERY)
-    assert pond.hosting.services[0].core.staged_rows() <= 800
+    assert pond.hosting.services[0].core.rows_staged <= 800
     feed(rows([1], [1], [1]), 0)
-    assert pond.hosting.services[0].core.staged_rows() == 0
+    assert pond.hosting.services[0].core.rows_staged == 0
 
 
 def test_two_updaters_of_one_value_are_recovered_in_the_order_they_were_seen() -> None:
@@ -201,7 +201,7 @@ def test_an_epoch_is_not_decided_while_who_prepared_it_is_being_replaced(
         adopting.set()
         decided.wait(10)
 
-    decide = pond.coordinator._decide
+    decide = pond.coordinator._commits._decide
 
     def deciding(*given: Any) -> Any:
         event = decide(*given)
@@ -210,7 +210,7 @@ def test_an_epoch_is_not_decided_while_who_prepared_it_is_being_replaced(
             start.join()
         return event
 
-    monkeypatch.setattr(pond.coordinator, "_decide", deciding)
+    monkeypatch.setattr(pond.coordinator._commits, "_decide", deciding)
     with armed("manifest.append.before", action=adopt) as adopted:
 
         def dies(_: str) -> None:

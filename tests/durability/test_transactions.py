@@ -25,6 +25,7 @@ from txn_driving import Again, Checkpoint, Model, Run, Start, Step, World, histo
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted
 from millpond.errors import EpochChanged, OutputsGone, Unavailable, WriteFailed
 from millpond.testing import LossyFiles
+from millpond.wire.house import ContainerStatus
 
 
 @cache
@@ -319,8 +320,8 @@ def test_what_a_snapshot_holds_is_not_run_again() -> None:
     with driving.mortal_containers():
         again = World(after(world.files, "all", 0))  # type: ignore[arg-type]
         again.start(1)
-    (summary,) = [container.recovered for container in driving.containers_of(again)]  # type: ignore[arg-type]
-    assert summary.snapshots_loaded == 2
-    assert summary.rows_replayed == 0
-    assert summary.records_discarded == 1
+    (figures,) = [container.call(ContainerStatus()).metrics for container in driving.containers_of(again)]  # type: ignore[arg-type]
+    assert figures["snapshots_loaded"] == 2
+    assert figures["rows_replayed"] == 0
+    assert figures["records_discarded"] == 1
     txn_driving.check_same(model, again.pond)

@@ -35,7 +35,7 @@ from millpond.errors import (
     PondInUse,
     SchemaMismatch,
     Unavailable,
-    UnknownState,
+    UnknownResident,
     UnknownUpdater,
     WrongColumn,
     WrongType,
@@ -184,17 +184,17 @@ def test_names_that_are_names(scene: Scene, name: str) -> None:
 
 
 def test_an_unknown_state(scene: Scene) -> None:
-    with refused(scene, UnknownState, LookupError, state="nobody"):
+    with refused(scene, UnknownResident, LookupError, resident="nobody"):
         scene.pond.state("nobody")
 
 
 def test_an_unknown_updater(scene: Scene) -> None:
-    with refused(scene, UnknownUpdater, LookupError, state="s", name="nobody"):
+    with refused(scene, UnknownUpdater, LookupError, resident="s", name="nobody"):
         scene.state.finish("nobody")
 
 
 def test_progress_of_an_unknown_updater_registers_no_fetcher(scene: Scene) -> None:
-    with refused(scene, UnknownUpdater, LookupError, state="s", name="nobody"):
+    with refused(scene, UnknownUpdater, LookupError, resident="s", name="nobody"):
         scene.state.report("nobody", update=3, fetch=3)
 
 
@@ -249,7 +249,7 @@ def test_a_key_and_a_value_of_one_name(scene: Scene) -> None:
 
 
 def test_another_schema(scene: Scene) -> None:
-    with refused(scene, SchemaMismatch, ValueError, state="s"):
+    with refused(scene, SchemaMismatch, ValueError, resident="s"):
         scene.pond.state("s", key="string", value="long")
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rules_oracle import Columns, RuleOracle
 
 import millpond as mp
-import millpond.coordinator.service
+import millpond.coordinator.tidying
 import millpond.ops.intake
 import millpond.stores.versioned
 from millpond.code.rules import fetch_rule
@@ -43,7 +43,7 @@ SPAN = 4
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator tidies up when it is told to: a history is the same every time."""
-    monkeypatch.setattr(millpond.coordinator.service, "TIDY_S", math.inf)
+    monkeypatch.setattr(millpond.coordinator.tidying, "TIDY_S", math.inf)
 
 
 @pytest.fixture

@@ -448,7 +448,7 @@ def test_a_finished_updater_may_not_go_on_but_may_replay(pond: LocalPond) -> Non
     assert op(rows([1], [50], [1]), 0).replayed
     with pytest.raises(UpdaterFinished) as caught:
         op(rows([1], [60], [1]), 1)
-    assert (caught.value.state, caught.value.name) == ("s", "feed")
+    assert (caught.value.resident, caught.value.name) == ("s", "feed")
     assert other(rows([1], [60], [2]), 0).rows == 1
     state.finish("other")
     with pytest.raises(UpdaterFinished):
@@ -965,7 +965,7 @@ def test_a_state_opened_with_another_schema_shows_both(pond: LocalPond) -> None:
         for shown in (caught.value.existing, caught.value.requested):
             assert shown in caught.value.message
         assert caught.value.existing != caught.value.requested
-        assert caught.value.state == "s"
+        assert caught.value.resident == "s"
         assert caught.value.hint
     assert list(pond.states()) == ["s"]
 

@@ -83,7 +83,7 @@ def test_an_epoch_that_was_prepared_before_another_runs_again_after_it() -> None
     t = pond.table("t", key="k long", value="x long", default={"x": 1})
     adding = pond.transactions("adding", [t], {"add": add})
     multiplying = pond.transactions("multiplying", [t], {"multiply": multiply})
-    journal = pond.coordinator._journal
+    journal = pond.coordinator._memory.journal
     write = journal.write
 
     def full(record: Any) -> None:

@@ -32,14 +32,14 @@ from millpond.errors import (
     NullTime,
     StageLost,
     Unauthorised,
-    UnknownState,
+    UnknownResident,
 )
 from millpond.kernels.hashing import slices_of
 from millpond.stores.keys import Keys
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire import epochs, house, questions
-from millpond.wire.base import Call, Done, Message, Turn
+from millpond.wire.base import Done, Message, Request, Turn
 from millpond.wire.codec import CONTROL_BYTES_MAX, decode, encode
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.epochs import Stage
@@ -54,10 +54,11 @@ TIMEOUT_S = 20.0
 
 
 def kinds_of(base: type[Any]) -> Iterator[type[Any]]:
-    for kind in base.__subclasses__():
+    kinds = base.__subclasses__()
+    if not kinds:
+        yield base
+    for kind in kinds:
         yield from kinds_of(kind)
-        if kind is not Call:
-            yield kind
 
 
 ALL_MESSAGES = tuple(kinds_of(Message))
@@ -84,7 +85,7 @@ CALLS: dict[str, set[type[Any]]] = {
             house.DropResident,
             house.ForgetWriters,
         ),
-        *(house.Advance, house.Checkpoint, house.ContainerStatus),
+        *(house.Advance, house.Checkpoint, house.ContainerStatus, house.Ping),
         *(epochs.Prepare, epochs.Discard, epochs.Apply),
     },
 }
@@ -232,7 +233,7 @@ def test_every_method_of_flight_is_in_the_list() -> None:
 
 def test_every_message_that_can_be_sent_is_in_the_lists() -> None:
     """One that is added must come into these tests."""
-    asked = {kind for kind in ALL_MESSAGES if issubclass(kind, Call)}
+    asked = {kind for kind in ALL_MESSAGES if issubclass(kind, Request)}
     assert asked == CALLS["coordinator"] | CALLS["container"] | READS | EXCHANGES
     assert Done in ALL_MESSAGES
 
@@ -422,7 +423,7 @@ def test_a_batch_beyond_its_limit_is_refused(in_process: InProcess, monkeypatch:
         assert isinstance(caught.value, ValueError)
         assert caught.value.size == sent.batch.nbytes
         assert caught.value.limit == probes.batch.nbytes - 1
-    assert in_process.pond.hosting.services[0].core.staged_rows() == 0
+    assert in_process.pond.hosting.services[0].core.rows_staged == 0
 
     monkeypatch.setattr("millpond.wire.connection.BATCH_BYTES_MAX", rows.batch.nbytes)
     assert in_process.connection.exchange(stage("longs"), [rows]).message.rows == 1000
@@ -780,9 +781,9 @@ def test_refusals_of_a_container_keep_their_type(served: Served) -> None:
     spec = StateSpec("longs", "key long", "value long", mp.put(), mp.keep_latest())
     resident = Resident(spec, 1, -math.inf, -math.inf)
     cases: list[tuple[type[MillpondError], Callable[[], Any]]] = [
-        (UnknownState, lambda: connection.read(ReadSlices("nobody", 5, [0]))),
-        (UnknownState, lambda: connection.exchange(stage("nobody"), [])),
-        (UnknownState, lambda: connection.call(epochs.Apply("nobody", "feed@local", Turn(0), 1))),
+        (UnknownResident, lambda: connection.read(ReadSlices("nobody", 5, [0]))),
+        (UnknownResident, lambda: connection.exchange(stage("nobody"), [])),
+        (UnknownResident, lambda: connection.call(epochs.Apply("nobody", "feed@local", Turn(0), 1))),
         (BelowFetchProgress, lambda: connection.read(ReadSlices("longs", -50, [0]))),
         (
             StageLost,

@@ -129,8 +129,8 @@ def test_damage_to_any_file_is_refused_and_never_another_answer(
     assert [tuple(row) for row in sink] == [(1, 20, 10)]
     state.finish("feed")
     # Epoch 1 ran several times; what counts is what the journal names.
-    ((_, _, token),) = views.pending().drains.values()
-    (listed,) = WaitingRows(str(pond_root), state.name, "views", "local").listed(Turn(1), token).files
+    (drain,) = views.pending().drains.values()
+    (listed,) = WaitingRows(str(pond_root), state.name, "views", "local").listed(Turn(1), drain.token).files
     (file,) = (path for path in files_of(pond_root, state, "000000000001.0000") if path.name == listed.name)
     whole = file.read_bytes()
     file.write_bytes(whole[:-30] + b"x" + whole[-29:])

@@ -15,13 +15,16 @@ import pytest
 
 from millpond.container import layout, recovery
 from millpond.container.core import Core
+from millpond.container.holdings.base import HeldSlice
 from millpond.container.holdings.group import GroupHolding
 from millpond.container.holdings.state import StateHolding
 from millpond.container.service import ContainerService
+from millpond.container.staging import Staged
 from millpond.coordinator import fetches
+from millpond.coordinator.commits import Commits
 from millpond.coordinator.epochs import EpochCommit
 from millpond.coordinator.membership import Membership
-from millpond.coordinator.service import CoordinatorService
+from millpond.coordinator.slices import Slices
 from millpond.durable import arrow_files
 from millpond.stores import readiness
 from millpond.testing import simulate
@@ -38,7 +41,7 @@ DIGESTS = "(digest, rows) == (digest_of(self.message), rows_of(self.message))"
 CANARIES: dict[str, tuple[int, list[Edit]]] = {
     "no deduplication": (
         47,
-        [Edit(StateHolding, "_each", "if seen is not None and seen >= turn:", "if False:")],
+        [Edit(StateHolding, "_each", "if held.has_seen(record.writer, record.turn):", "if False:")],
     ),
     "no sync of the log before it is prepared": (
         37,
@@ -55,7 +58,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         61,
         [
             Edit(
-                CoordinatorService,
+                Commits,
                 "_decide",
                 "if not self._containers.members.serves(container, term):",
                 "if False:",
@@ -70,7 +73,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         15,
         [Edit(readiness, "before", "times < int(progress)", "times <= int(progress)")],
     ),
-    "a torn slice goes on": (11, [Edit(StateHolding, "_insert", "held.torn = True", "pass")]),
+    "a torn slice goes on": (11, [Edit(HeldSlice, "changing", "self.torn = True", "pass")]),
     "published before all have applied": (
         61,
         [
@@ -87,9 +90,9 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         0,
         [
             Edit(
-                Core,
-                "begin",
-                "[attempts.get(attempt) for attempt in sorted(message.attempts.items())]",
+                Staged,
+                "find",
+                "[attempts.get(attempt) for attempt in sorted(chosen.items())]",
                 "list(attempts.values())",
             ),
             Edit(EpochCommit, "_step", DIGESTS, "True"),
@@ -113,7 +116,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     "transactions are not undone": (19, [Edit(GroupHolding, "undo", "held.undecided(held.store)", "pass")]),
     "U is published while an epoch is unseen": (
         107,
-        [Edit(CoordinatorService, "_progress", "unseen.held_back if unseen is not None else {}", "{}")],
+        [Edit(Commits, "progress", "unseen.held_back if unseen is not None else {}", "{}")],
     ),
     "logs are replayed in the order of directories": (
         17,
@@ -143,7 +146,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     ),
     "slices are left with nobody": (
         31,
-        [Edit(CoordinatorService, "_call_home", "self._containers.recover(container, broken=True)", "pass")],
+        [Edit(Slices, "_carry_out", "self.containers.recover(container, broken=True)", "pass")],
     ),
 }
 

@@ -180,7 +180,7 @@ class Client:
         done = 0
         while done < len(highs):
             usual = ROWS_MAX if fixed else WIDE_ROWS_MAX
-            rows_max = self._rows_max.get((message.state, message.rule), usual)
+            rows_max = self._rows_max.get((message.resident, message.rule), usual)
             stop = min(len(highs), done + _rows_of(len(highs), keys.nbytes, rows_max))
             try:
                 parts.append(
@@ -190,7 +190,7 @@ class Client:
                 # Answers may be wider than any before: half as many questions.
                 if stop - done == 1:
                     raise
-                self._rows_max[message.state, message.rule] = max(1, (stop - done) // 2)
+                self._rows_max[message.resident, message.rule] = max(1, (stop - done) // 2)
                 continue
             if not fixed:
                 self._learn(message, parts[-1], stop - done)
@@ -201,7 +201,7 @@ class Client:
         """How many rows to ask at once, by the size of what they were answered; twice as many as before at most."""
         width = max(1, sum(column.nbytes for column in answers) // rows)
         fitting = max(1, min(ROWS_MAX, BYTES_MAX // width))
-        asked = message.state, message.rule
+        asked = message.resident, message.rule
         self._rows_max[asked] = min(fitting, 2 * self._rows_max.get(asked, fitting))
 
     def _fetch_part(
@@ -231,9 +231,9 @@ class Client:
 
         def ask() -> pa.Table:
             placement = self.placement()
-            wanted: dict[int, list[int]] = {}
+            wanted: dict[int, list[SliceId]] = {}
             for number in range(placement.slices) if slices is None else slices:
-                wanted.setdefault(placement.owners[number], []).append(number)
+                wanted.setdefault(placement.owners[number], []).append(SliceId(number))
             return pa.concat_tables(
                 self._map(
                     lambda item: self._connection(placement, item[0]).read(ReadSlices(state, at, item[1])),

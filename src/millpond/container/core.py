@@ -7,31 +7,20 @@ An epoch passes through it in three steps. *Stage* keeps rows aside, under the a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
-from millpond.errors import BadMessage, ResidentBroken, StageLost, UnknownState
-from millpond.wire.base import SliceId, Term, Turn
+from millpond.container.staging import Staged, StagedEpoch, StagedPart
+from millpond.errors import BadMessage, ResidentBroken, StageLost, UnknownResident
+from millpond.wire.base import ResidentId, SliceId, Term, Turn
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.epochs import Apply, Prepare, Prepared, Stage, StageDone
 from millpond.wire.specs import Resident
 
-# Of one partition: the one that counts, its speculative twin, and some zombies.
-ATTEMPTS_KEPT = 8
-# What was staged by a driver that never came back is let go after so long.
-STAGED_S_MAX = 3600.0
-STAGED_BYTES_MAX = 4 << 30
 # A checkpoint waits so long for a slice in which an epoch runs.
 BUSY_S_MAX = 0.5
-
-
-class StagedPart(NamedTuple):
-    parts: list[CheckedRows]
-    digest: int
-    at_s: float
 
 
 class Logged(NamedTuple):
@@ -45,13 +34,13 @@ class CheckpointPlan(NamedTuple):
     """Every log record up to `covered` is applied or void.
 
     `dirty` are the slices to snapshot; `clean` those that are as their snapshots hold them, with where writers stood,
-    by the resident's name on disk. Those that are `behind` go on resting on the log: torn, broken or busy.
+    by the resident's id. Those that are `behind` go on resting on the log: torn, broken or busy.
     """
 
     covered: int
     dirty: list[tuple[Holding[Any], SliceId]]
-    clean: dict[tuple[str, SliceId], dict[str, Turn]]
-    behind: set[tuple[str, SliceId]]
+    clean: dict[tuple[ResidentId, SliceId], dict[str, Turn]]
+    behind: set[tuple[ResidentId, SliceId]]
 
 
 class Core:
@@ -70,8 +59,8 @@ class Core:
         self.rows_fetched = 0
         self.seq = 0
         self._means = means or Means()
-        self._lock = threading.Lock()
-        self._staged: dict[tuple[str, str, Turn], dict[tuple[int, int], StagedPart]] = {}
+        self._lock = self._means.lock()
+        self._staged = Staged()
         self._logged: dict[str, Logged] = {}
         # Numbers of records that are written while their epochs still run.
         self._numbered: dict[str, int] = {}
@@ -80,7 +69,7 @@ class Core:
 
     # Residents and slices
 
-    def add(self, resident: Resident) -> Holding[Any]:
+    def add(self, resident: Resident) -> None:
         """A resident that is new, or has grown."""
         with self._lock:
             holding = self.holdings.get(resident.spec.name)
@@ -88,10 +77,9 @@ class Core:
                 holding = holding_of(resident, self.pond_slices, self._means)
                 holding.slices = {number: holding.new_slice() for number in holding.places(self.owned)}
                 self.holdings[resident.spec.name] = holding
-                return holding
+                return
         if holding.resident.born == resident.born:
             holding.extend(resident)
-        return holding
 
     def drop(self, name: str, born: int) -> Holding[Any] | None:
         """Lets go of a resident; of a later one of the same name nothing."""
@@ -101,8 +89,7 @@ class Core:
                 return None
             del self.holdings[name]
             self._logged.pop(name, None)
-            for key in [key for key in self._staged if key[0] == name]:
-                del self._staged[key]
+            self._staged.forget(lambda epoch: epoch.resident == name)
             return holding
 
     def install(self, slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]]) -> None:
@@ -120,17 +107,17 @@ class Core:
         with self._lock:
             gone = set(slices)
             self.owned -= gone
-            for name, holding in self.holdings.items():
-                if gone.intersection(holding.slices):
-                    holding.slices = {n: held for n, held in holding.slices.items() if n not in gone}
-                    for key in [key for key in self._staged if key[0] == name]:
-                        del self._staged[key]
+            concerned = {name for name, holding in self.holdings.items() if gone.intersection(holding.slices)}
+            for name in concerned:
+                holding = self.holdings[name]
+                holding.slices = {n: held for n, held in holding.slices.items() if n not in gone}
+            self._staged.forget(lambda epoch: epoch.resident in concerned)
 
     def holding(self, name: str) -> Holding[Any]:
         try:
             return self.holdings[name]
         except KeyError:
-            raise UnknownState(f"there is no {name!r} in this pond", state=name) from None
+            raise UnknownResident(f"there is no {name!r} in this pond", resident=name) from None
 
     # An epoch's way in
 
@@ -143,19 +130,15 @@ class Core:
             checked, own = holding.check(sliced)
             digest += own
             parts.append(checked)
-        digest %= 1 << 64
+        part = StagedPart(parts, digest % (1 << 64), now_s)
+        epoch = StagedEpoch(message.resident, message.writer, message.turn)
         with self._lock:
             # What comes after its epoch was applied is a zombie's, and nobody will ask for it.
-            if not self._is_applied(holding, message.writer, message.turn):
+            if not holding.has_seen(message.writer, message.turn):
                 # An epoch begins when the one before is decided: nobody will ask for that one's any more.
-                self._forget_staged(message.resident, message.writer, before=message.turn)
-                attempts = self._staged.setdefault((message.resident, message.writer, message.turn), {})
-                attempts[message.partition, message.attempt] = StagedPart(parts, digest, now_s)
-                others = [key for key in attempts if key[0] == message.partition]
-                for key in others[:-ATTEMPTS_KEPT]:
-                    del attempts[key]
-                self._bound_staged((message.resident, message.writer, message.turn))
-        return StageDone(rows=sum(part.batch.num_rows for part in parts), digest=digest)
+                self._staged.forget(lambda other: other[:2] == epoch[:2] and other.turn < epoch.turn)
+                self._staged.keep(epoch, message.partition, message.attempt, part)
+        return StageDone(rows=part.rows, digest=part.digest)
 
     def begin(self, message: Prepare) -> Record | Prepared:
         """The record to prepare, or the answer itself if it is prepared already. What was prepared before is void."""
@@ -163,7 +146,7 @@ class Core:
         if holding.broken is not None:
             raise holding.broken
         with self._lock:
-            if self._is_applied(holding, message.writer, message.turn):
+            if holding.has_seen(message.writer, message.turn):
                 raise BadMessage(f"epoch {message.turn} of {message.writer} is applied already")
             logged = self._logged.get(message.resident)
             if logged is not None and logged.ready.record.ballot == message.ballot:
@@ -171,8 +154,8 @@ class Core:
             if message.ballot < self._ballots.get(message.resident, 0):
                 raise StageLost(f"epoch {message.turn} was asked for too late", container=self.container)
             self._ballots[message.resident] = message.ballot
-            attempts = self._staged.get((message.resident, message.writer, message.turn), {})
-            chosen = [attempts.get(attempt) for attempt in sorted(message.attempts.items())]
+            epoch = StagedEpoch(message.resident, message.writer, message.turn)
+            chosen = self._staged.find(epoch, message.attempts)
             if None in chosen:
                 raise StageLost(
                     f"container {self.container} does not hold what was staged for epoch {message.turn}",
@@ -198,14 +181,14 @@ class Core:
             self._numbered.pop(record.resident, None)
             self._logged[record.resident] = Logged(seq, ready)
             # The attempts that count are in the record now; the others were zombies'.
-            self._forget_staged(record.resident, record.writer, upto=record.turn)
+            self._forget_staged(record.resident, record.writer, record.turn)
             return self._prepared(record)
 
     def refused(self, record: Record) -> None:
         """The record could not be prepared: whoever tries again stages again."""
         with self._lock:
             self._numbered.pop(record.resident, None)
-            self._forget_staged(record.resident, record.writer, upto=record.turn)
+            self._forget_staged(record.resident, record.writer, record.turn)
 
     def discard(self, resident: str, ballot: int) -> None:
         """Forgets a prepared epoch. Its record stays in the log, undecided, until the log is truncated."""
@@ -222,12 +205,12 @@ class Core:
             del self._logged[resident]
         self.holding(resident).undo(logged.ready)
 
-    def apply(self, message: Apply) -> int:
-        """Makes a prepared epoch visible; an epoch that is visible already changes nothing. Returns its rows."""
+    def apply(self, message: Apply) -> None:
+        """Makes a prepared epoch visible; an epoch that is visible already changes nothing."""
         holding = self.holding(message.resident)
         with self._lock:
-            if self._is_applied(holding, message.writer, message.turn):
-                return 0
+            if holding.has_seen(message.writer, message.turn):
+                return
             logged = self._logged.get(message.resident)
         if logged is None or logged.ready.record.ballot != message.ballot:
             raise StageLost(
@@ -243,9 +226,8 @@ class Core:
         with self._lock:
             if self._logged.get(message.resident) is logged:
                 del self._logged[message.resident]
-            self._forget_staged(message.resident, message.writer, upto=message.turn)
+            self._forget_staged(message.resident, message.writer, message.turn)
             self.rows_applied += rows
-        return rows
 
     # Upkeep
 
@@ -273,38 +255,17 @@ class Core:
         return plan
 
     def expire(self, now_s: float) -> None:
-        """Lets go of rows that were staged long ago: whoever comes for them is told to stage again."""
         with self._lock:
-            for key, attempts in list(self._staged.items()):
-                for attempt in [a for a, part in attempts.items() if now_s - part.at_s > STAGED_S_MAX]:
-                    del attempts[attempt]
-                if not attempts:
-                    del self._staged[key]
+            self._staged.expire(now_s)
 
-    def _bound_staged(self, newest: tuple[str, str, Turn]) -> None:
-        """Lets go of what was staged longest ago by others, beyond a bound. The caller holds the lock."""
-        sizes = {
-            key: sum(part.batch.nbytes for staged in attempts.values() for part in staged.parts)
-            for key, attempts in self._staged.items()
-        }
-        ages = {
-            key: max(staged.at_s for staged in attempts.values()) for key, attempts in self._staged.items()
-        }
-        total = sum(sizes.values())
-        for key in sorted(sizes, key=lambda key: ages[key]):
-            if total <= STAGED_BYTES_MAX:
-                return
-            if key != newest:
-                del self._staged[key]
-                total -= sizes[key]
-
-    def staged_rows(self) -> int:
+    @property
+    def rows_staged(self) -> int:
         with self._lock:
-            staged = [part for attempts in self._staged.values() for part in attempts.values()]
-        return sum(part.batch.num_rows for each in staged for part in each.parts)
+            return self._staged.rows
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant does not hold. For tests."""
+        self._staged.validate()
         for name, holding in self.holdings.items():
             assert sorted(holding.slices) == holding.places(self.owned), name
             assert not any(held.torn for held in holding.slices.values()), name
@@ -314,19 +275,11 @@ class Core:
             assert not undecided or logged is not None, name
             if logged is not None:
                 assert 0 < logged.seq <= self.seq, name
-                assert not self._is_applied(holding, logged.ready.record.writer, logged.ready.record.turn)
+                assert not holding.has_seen(logged.ready.record.writer, logged.ready.record.turn)
 
-    def _is_applied(self, holding: Holding[Any], writer: str, turn: Turn) -> bool:
-        applied = holding.applied(writer)
-        return applied is not None and applied >= turn
-
-    def _forget_staged(
-        self, resident: str, writer: str, before: Turn | None = None, upto: Turn | None = None
-    ) -> None:
-        """Lets go of what was staged for turns before that one, or up to it. The caller holds the lock."""
-        for key in [key for key in self._staged if key[:2] == (resident, writer)]:
-            if (before is not None and key[2] < before) or (upto is not None and key[2] <= upto):
-                del self._staged[key]
+    def _forget_staged(self, resident: str, writer: str, upto: Turn) -> None:
+        """The caller holds the lock."""
+        self._staged.forget(lambda epoch: epoch[:2] == (resident, writer) and epoch.turn <= upto)
 
     def _prepared(self, record: Record) -> Prepared:
         return Prepared(term=self.term, rows=record.rows, digest=record.digest)

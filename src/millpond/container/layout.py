@@ -23,7 +23,7 @@ from millpond.container.holdings.base import CheckedRows, Record
 from millpond.durable.arrow_files import durable_names, read_metadata, read_table_file, write_table_file
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.wire.base import Term, Turn
+from millpond.wire.base import ResidentId, SliceId, Term, Turn
 from millpond.wire.specs import Work
 
 CONTAINERS: Final = "containers"
@@ -54,10 +54,10 @@ class Ground(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Residents that are `behind` could not be snapshotted: they rest on logs that the others need no more.
     """
 
-    snapshots: dict[str, str] = {}
-    vectors: dict[str, dict[str, Turn]] = {}
+    snapshots: dict[ResidentId, str] = {}
+    vectors: dict[ResidentId, dict[str, Turn]] = {}
     logs: list[LogSpan] = []
-    behind: dict[str, list[LogSpan]] = {}
+    behind: dict[ResidentId, list[LogSpan]] = {}
 
     @property
     def spans(self) -> list[LogSpan]:
@@ -70,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     term: Term
     container: int
-    slices: dict[int, Ground]
+    slices: dict[SliceId, Ground]
 
 
 class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,7 +79,7 @@ class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `work` is in MessagePack: JSON has no infinity, which may be a default.
     """
 
-    resident: str
+    id: ResidentId
     writer: str
     turn: Turn
     ballot: int
@@ -89,12 +89,13 @@ class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        return self.resident.rpartition(".")[0]
+        """Of the resident."""
+        return self.id.rpartition(".")[0]
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    resident: str
-    slice_id: int
+    id: ResidentId
+    slice_id: SliceId
 
 
 def directory_name(term: int, container: int) -> str:
@@ -162,10 +163,16 @@ def record_numbers(files: Files, root: str, span: LogSpan) -> list[int]:
 
 
 def write_record(
-    files: Files, root: str, directory: str, seq: int, record: Record, resident: str, schema: pa.Schema
+    files: Files,
+    root: str,
+    directory: str,
+    seq: int,
+    record: Record,
+    resident_id: ResidentId,
+    schema: pa.Schema,
 ) -> None:
     head = RecordHead(
-        resident,
+        resident_id,
         record.writer,
         record.turn,
         record.ballot,
@@ -208,8 +215,8 @@ def read_record(
     return Record(head.name, head.writer, head.turn, head.ballot, head.digest, work, parts)
 
 
-def snapshot_directory(root: str, resident: str) -> str:
-    return os.path.join(root, SNAPSHOTS, resident)
+def snapshot_directory(root: str, resident_id: ResidentId) -> str:
+    return os.path.join(root, SNAPSHOTS, resident_id)
 
 
 def snapshot_name(slice_id: int, term: int, number: int) -> str:
@@ -231,19 +238,19 @@ def write_snapshot(
     schema: pa.Schema,
     batches: Sequence[pa.RecordBatch],
 ) -> None:
-    path = os.path.join(snapshot_directory(root, head.resident), name)
+    path = os.path.join(snapshot_directory(root, head.id), name)
     write_table_file(files, path, "snapshot", schema, batches, _metadata("snapshot", head, path))
 
 
 def read_snapshot(
-    files: Files, root: str, resident: str, slice_id: int, name: str, schema: pa.Schema
+    files: Files, root: str, resident_id: ResidentId, slice_id: SliceId, name: str, schema: pa.Schema
 ) -> list[pa.RecordBatch]:
     """The rows of a slice."""
-    path = os.path.join(snapshot_directory(root, resident), name)
+    path = os.path.join(snapshot_directory(root, resident_id), name)
     batches, found, metadata = read_table_file(files, path)
     head = _parse(metadata, "snapshot", SnapshotHead, path)
-    if (head.resident, head.slice_id) != (resident, slice_id) or not found.equals(schema):
-        raise CorruptFile(f"{path} is not a snapshot of slice {slice_id} of {resident}", path=path)
+    if (head.id, head.slice_id) != (resident_id, slice_id) or not found.equals(schema):
+        raise CorruptFile(f"{path} is not a snapshot of slice {slice_id} of {resident_id}", path=path)
     return batches
 
 

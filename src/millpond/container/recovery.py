@@ -7,6 +7,7 @@ names must be there and whole, and at the end the slice must have seen every epo
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple
@@ -29,13 +30,13 @@ from millpond.container.layout import (
 )
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.wire.base import SliceId, Turn
-from millpond.wire.house import Adopt, Adopted
+from millpond.wire.base import ResidentId, SliceId, Turn
+from millpond.wire.house import Adopt
 
-Decided = dict[str, dict[str, Turn]]
+DecidedTurns = dict[str, dict[str, Turn]]
 _SpanKey = tuple[str, int, int | None, tuple[int, ...]]
 # Called before a record that runs user code, with its directory and number.
-Mark = Callable[[str, int, str], None]
+BeforeRecord = Callable[[str, int, str], None]
 
 
 class Rebuilt(NamedTuple):
@@ -43,18 +44,18 @@ class Rebuilt(NamedTuple):
 
     slices: dict[SliceId, dict[str, HeldSlice[Any]]]
     grounds: dict[SliceId, Ground]
-    summary: Adopted
+    figures: Counter[str]
 
 
 class _Strand(NamedTuple):
     """A slice, and those of its residents that rest on the same logs: one that is behind, or all but those."""
 
     number: SliceId
-    only: str | None
-    others: frozenset[str]
+    only: ResidentId | None
+    others: frozenset[ResidentId]
 
-    def has(self, resident: str) -> bool:
-        return resident == self.only if self.only is not None else resident not in self.others
+    def has(self, resident_id: ResidentId) -> bool:
+        return resident_id == self.only if self.only is not None else resident_id not in self.others
 
 
 class _Log(NamedTuple):
@@ -64,45 +65,46 @@ class _Log(NamedTuple):
     heads: dict[int, RecordHead]
     strands: list[_Strand]
 
-    def slices_of(self, resident: str) -> list[SliceId]:
-        return [strand.number for strand in self.strands if strand.has(resident)]
+    def slices_of(self, resident_id: ResidentId) -> list[SliceId]:
+        return [strand.number for strand in self.strands if strand.has(resident_id)]
 
 
-def rebuild(core: Core, files: Files, root: str, adopt: Adopt, mark: Mark) -> Rebuilt:
-    """The slices to be adopted, beside those that `core` serves. `mark` is told before each record is applied."""
+def rebuild(core: Core, files: Files, root: str, adopt: Adopt, before: BeforeRecord) -> Rebuilt:
+    """The slices to be adopted, beside those that `core` serves. `before` is told before each record is applied."""
     manifests: dict[str, Manifest] = {}
     grounds: dict[SliceId, Ground] = {}
     for number, directory in adopt.slices.items():
         if directory and directory not in manifests:
             manifests[directory] = read_manifest(files, root, directory)
-        grounds[SliceId(number)] = _ground(manifests.get(directory), number, directory, root)
+        grounds[number] = _ground(manifests.get(directory), number, directory, root)
     slices: dict[SliceId, dict[str, HeldSlice[Any]]] = {
         number: {
             name: holding.new_slice() for name, holding in core.holdings.items() if holding.places([number])
         }
         for number in grounds
     }
-    snapshots = sum(_load_snapshots(core, files, root, n, grounds[n], slices[n]) for n in grounds)
+    figures = Counter(snapshots_loaded=0, records_replayed=0, rows_replayed=0, records_discarded=0)
+    for number, ground in grounds.items():
+        figures["snapshots_loaded"] += _load_snapshots(core, files, root, number, ground, slices[number])
     logs = _read_logs(files, root, grounds, adopt.decided)
     _check_complete(core, root, slices, logs, adopt.decided)
-    records = rows = 0
     for log in logs:
         for seq, head in log.heads.items():
             holding = core.holdings.get(head.name)
-            if holding is None or holding.resident.id != head.resident or seq in log.span.skipped:
+            if holding is None or holding.resident.id != head.id or seq in log.span.skipped:
                 continue
-            mine = _concerned(head, holding, log.slices_of(head.resident), slices)
+            mine = _concerned(head, holding, log.slices_of(head.id), slices)
             if mine and holding.broken is None:
-                mark(log.span.directory, seq, head.name)
-                rows += _replay(files, root, log.span.directory, seq, holding, mine)
-                records += 1
+                before(log.span.directory, seq, head.name)
+                figures["rows_replayed"] += _replay(files, root, log.span.directory, seq, holding, mine)
+                figures["records_replayed"] += 1
     for number, held in slices.items():
         vectors = dict(grounds[number].vectors)
         for name, one in held.items():
             # Who is not known any more was forgotten: one of the same name begins at 0.
             one.vector = dict(adopt.decided.get(name, {}))
-            resident = core.holdings[name].resident.id
-            vectors[resident] = {w: t for w, t in vectors.get(resident, {}).items() if w in one.vector}
+            own = core.holdings[name].resident.id
+            vectors[own] = {w: t for w, t in vectors.get(own, {}).items() if w in one.vector}
         behind = grounds[number].behind
         closed = {
             only: [
@@ -116,11 +118,12 @@ def rebuild(core: Core, files: Files, root: str, adopt: Adopt, mark: Mark) -> Re
         grounds[number] = Ground(
             grounds[number].snapshots, vectors, closed[None], {only: closed[only] for only in behind}
         )
-    discarded = len({(log.span.directory, seq) for log in logs for seq in log.span.skipped})
-    return Rebuilt(slices, grounds, Adopted(snapshots, records, rows, discarded))
+    discarded = {(log.span.directory, seq) for log in logs for seq in log.span.skipped}
+    figures["records_discarded"] += len(discarded)
+    return Rebuilt(slices, grounds, figures)
 
 
-def _ground(manifest: Manifest | None, number: int, directory: str, root: str) -> Ground:
+def _ground(manifest: Manifest | None, number: SliceId, directory: str, root: str) -> Ground:
     if manifest is None:
         return Ground()
     if number not in manifest.slices:
@@ -136,6 +139,7 @@ def _ground(manifest: Manifest | None, number: int, directory: str, root: str) -
 def _load_snapshots(
     core: Core, files: Files, root: str, number: SliceId, ground: Ground, slices: Mapping[str, HeldSlice[Any]]
 ) -> int:
+    """How many there were."""
     loaded = 0
     for name, held in slices.items():
         holding = core.holdings[name]
@@ -152,7 +156,9 @@ def _load_snapshots(
     return loaded
 
 
-def _read_logs(files: Files, root: str, grounds: Mapping[SliceId, Ground], decided: Decided) -> list[_Log]:
+def _read_logs(
+    files: Files, root: str, grounds: Mapping[SliceId, Ground], decided: DecidedTurns
+) -> list[_Log]:
     """The logs that these slices need, each slice's oldest first; those that were still written are closed."""
     needed: dict[_SpanKey, list[_Strand]] = {}
     # A slice that went and came back rests on a log, then on another's, then on a later part of the first.
@@ -176,22 +182,22 @@ def _read_logs(files: Files, root: str, grounds: Mapping[SliceId, Ground], decid
     return logs
 
 
-def _undecided(heads: Mapping[int, RecordHead], decided: Decided) -> list[int]:
+def _undecided(heads: Mapping[int, RecordHead], decided: DecidedTurns) -> list[int]:
     """Records that no acknowledgement rests on: beyond what was decided, or replaced before the decision."""
     newest = {
-        (head.resident, head.writer, head.turn): seq
+        (head.id, head.writer, head.turn): seq
         for seq, head in sorted(heads.items(), key=lambda item: (item[1].ballot, item[0]))
     }
     return [
         seq
         for seq, head in heads.items()
-        if newest[head.resident, head.writer, head.turn] != seq
+        if newest[head.id, head.writer, head.turn] != seq
         or not _is_decided(decided, head.name, head.writer, head.turn)
     ]
 
 
-def _is_decided(decided: Decided, resident: str, writer: str, turn: Turn) -> bool:
-    newest = decided.get(resident, {}).get(writer)
+def _is_decided(decided: DecidedTurns, name: str, writer: str, turn: Turn) -> bool:
+    newest = decided.get(name, {}).get(writer)
     return newest is not None and turn <= newest
 
 
@@ -200,28 +206,25 @@ def _check_complete(
     root: str,
     slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]],
     logs: Iterable[_Log],
-    decided: Decided,
+    decided: DecidedTurns,
 ) -> None:
     """A slice's last owner must have every decided epoch: in what it stood on, or in its log."""
-    logged: dict[tuple[SliceId, str, str], Turn] = {}
+    logged: dict[tuple[SliceId, ResidentId, str], Turn] = {}
     lasts: dict[SliceId, str] = {}
     for log in logs:
         following = record_path(root, log.span.directory, max(log.heads, default=log.span.after) + 1)
         lasts |= dict.fromkeys((strand.number for strand in log.strands), following)
         for seq, head in log.heads.items():
             if seq not in log.span.skipped:
-                for number in log.slices_of(head.resident):
-                    key = (number, head.resident, head.writer)
+                for number in log.slices_of(head.id):
+                    key = (number, head.id, head.writer)
                     logged[key] = max(head.turn, logged.get(key, head.turn))
     for number, held in slices.items():
         for name, writers in decided.items():
             for writer, turn in writers.items() if name in held else ():
-                shown = (
-                    held[name].vector.get(writer),
-                    logged.get((number, core.holdings[name].resident.id, writer)),
-                )
+                newest = logged.get((number, core.holdings[name].resident.id, writer))
                 last = lasts.get(number, "")
-                if all(seen is None or seen < turn for seen in shown):
+                if not held[name].has_seen(writer, turn) and (newest is None or newest < turn):
                     raise CorruptFile(
                         f"slice {number} of {name} ends before epoch {turn} of {writer}, which was acknowledged"
                         + (f": {last} is missing" if last else ""),
@@ -236,12 +239,11 @@ def _concerned(
     numbers: Iterable[SliceId],
     slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]],
 ) -> dict[SliceId, HeldSlice[Any]]:
-    """The slices that a record has something for. Where a resident has one home, an epoch without rows counts, too."""
-    whole = len(holding.resident.spec.places(holding.pond_slices)) == 1
+    """The slices that a record has something for."""
     return {
         number: slices[number][holding.name]
         for number in numbers
-        if holding.name in slices[number] and (whole or any(counts[number] for counts in head.counts))
+        if holding.name in slices[number] and holding.concerns(head.counts, number)
     }
 
 
@@ -253,6 +255,7 @@ def _replay(
     holding: Holding[Any],
     mine: Mapping[SliceId, HeldSlice[Any]],
 ) -> int:
+    """How many rows it had."""
     record = read_record(files, root, directory, seq, holding.schema_of)
     try:
         return holding.replay(record, mine)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
 
-from millpond.container.core import CheckpointPlan, Core
+from millpond.container.core import BUSY_S_MAX, CheckpointPlan, Core
 from millpond.container.holdings.base import Holding, Means, Ready, Record
 from millpond.container.layout import (
     CONTAINERS,
@@ -34,13 +35,12 @@ from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
 from millpond.errors import BadMessage, StageLost, Unavailable
 from millpond.runtime import Locks, Runtime, Serial
-from millpond.wire.base import Done, Message, SliceId, Turn
+from millpond.wire.base import Done, Exchange, Message, Read, ResidentId, SliceId, Turn
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import Apply, Discard, Prepare, Prepared, Stage
 from millpond.wire.house import (
     AddResident,
     Adopt,
-    Adopted,
     Advance,
     Assign,
     Checkpoint,
@@ -49,9 +49,9 @@ from millpond.wire.house import (
     ContainerStatus,
     DropResident,
     ForgetWriters,
+    Ping,
     Release,
 )
-from millpond.wire.questions import FindRows, Question, ReadOutputs, ReadSlices, ReadTable
 
 LOG_BYTES_MAX = 128 << 20
 LOG_RECORDS_MAX = 512
@@ -62,7 +62,7 @@ SWEEP_ENTRIES = 4096
 class ContainerService:
     """Serves one container's slices (a `Handler`). Idle until `Assign` tells it who it is, and `Adopt` what it has.
 
-    `dial` reaches other containers.
+    `dial` is how it reaches its peers, for what containers ask of one another. So far they ask nothing.
     """
 
     def __init__(
@@ -75,15 +75,16 @@ class ContainerService:
     ) -> None:
         self._files = files
         self._root = root
-        self._means = means or Means()
         self._runtime = runtime or Serial()
+        # Slices' locks are the runtime's, too.
+        self._means = (means or Means())._replace(lock=self._runtime.lock)
         self.dial = dial
         self._core: Core | None = None
         self._grounds: dict[SliceId, Ground] = {}
         self._directory = ""
         # Steps of one resident's epochs do not overlap.
         self._epoch_locks: Locks[str] = Locks(self._runtime)
-        # Records are numbered and appended one at a time; a checkpoint is planned between two of them.
+        # Records are numbered and appended one at a time.
         self._log_lock = self._runtime.lock()
         # What slices rest on changes by one hand at a time.
         self._ground_lock = self._runtime.lock()
@@ -91,6 +92,8 @@ class ContainerService:
         # Slices that the journal does not give to this incarnation yet, as far as is known here.
         self._unconfirmed: set[SliceId] = set()
         self._checkpoints = 0
+        # Snapshots loaded and records replayed, as slices were adopted.
+        self._rebuilt: Counter[str] = Counter()
         self._covered = 0
         # Snapshots that no manifest names, once the next one is written.
         self._replaced: list[str] = []
@@ -109,11 +112,11 @@ class ContainerService:
                 with self._ground_lock:
                     self._assign(message)
             case Adopt():
-                return self._adopt(message)
+                self._adopt(message)
             case Confirm(order, slices):
-                self._confirm(order, {SliceId(number) for number in slices})
+                self._confirm(order, set(slices))
             case Release(order, slices, gone):
-                self._release(order, [SliceId(number) for number in slices], gone)
+                self._release(order, slices, gone)
             case AddResident(resident):
                 self.core.add(resident)
                 self._files.make_dir(snapshot_directory(self._root, resident.id))
@@ -136,32 +139,30 @@ class ContainerService:
                 self.core.holding(resident).advance(fetch_progress, final_below)
             case Checkpoint():
                 self.checkpoint()
+            case Ping():
+                _ = self.core  # one that recovers is not there yet
             case ContainerStatus():
                 return self._report()
             case _:
                 raise BadMessage(f"a container does not answer {type(message).__name__}")
         return Done()
 
-    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer:
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer[Any]:
         if isinstance(message, Stage):
             return Answer(self.core.stage(message, batches, self._runtime.now()))
+        if not isinstance(message, Exchange):
+            raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
         rows = next(batches, None)
         if rows is None or next(batches, None) is not None:
             raise BadMessage("questions come as one batch")
-        match message:
-            case Question(state):
-                answer = self.core.holding(state).exchange(message, rows)
-                self.core.rows_fetched += rows.batch.num_rows
-                return answer
-            case FindRows(group):
-                return self.core.holding(group).exchange(message, rows)
-        raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
+        answer = self.core.holding(message.resident).exchange(message, rows)
+        self.core.rows_fetched += rows.batch.num_rows
+        return answer
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        match message:
-            case ReadSlices(name) | ReadTable(name) | ReadOutputs(name):
-                return self.core.holding(name).read(message)
-        raise BadMessage(f"a container does not read for {type(message).__name__}")
+        if not isinstance(message, Read):
+            raise BadMessage(f"a container does not read for {type(message).__name__}")
+        return self.core.holding(message.resident).read(message)
 
     @property
     def core(self) -> Core:
@@ -184,7 +185,7 @@ class ContainerService:
         self._files.make_dir(os.path.join(self._root, CONTAINERS, self._directory))
         self._core = core
 
-    def _adopt(self, message: Adopt) -> Adopted:
+    def _adopt(self, message: Adopt) -> None:
         """Rebuilds slices beside those that are served; they are served once what they rest on is written down."""
         with self._ground_lock:
             core = self.core
@@ -201,14 +202,14 @@ class ContainerService:
                     ground.snapshots,
                     ground.vectors,
                     [*ground.logs, own],
-                    {resident: [*spans, own] for resident, spans in ground.behind.items()},
+                    {resident_id: [*spans, own] for resident_id, spans in ground.behind.items()},
                 )
                 for number, ground in rebuilt.grounds.items()
             }
             self._write_manifest({**self._grounds, **new})
             self._unconfirmed |= set(new)
             core.install(rebuilt.slices)
-            return rebuilt.summary
+            self._rebuilt.update(rebuilt.figures)
 
     def _confirm(self, order: int, slices: set[SliceId]) -> None:
         with self._ground_lock:
@@ -244,7 +245,8 @@ class ContainerService:
                     self._files.remove(os.path.join(directory, file))
 
     def _drop(self, name: str, born: int) -> None:
-        with self._ground_lock, self._epoch_locks[name]:
+        # An epoch that runs for long holds up nobody's checkpoints.
+        with self._epoch_locks[name], self._ground_lock:
             dropped = self.core.drop(name, born)
             if dropped is not None:
                 directory = snapshot_directory(self._root, dropped.resident.id)
@@ -254,21 +256,21 @@ class ContainerService:
 
     def _forget(self, holding: Holding[Any], writers: set[str]) -> None:
         """On disk as well: a writer of the same name begins at 0, and must not be taken for the one before."""
-        resident = holding.resident.id
+        resident_id = holding.resident.id
+        # In memory first, and not under the lock: this waits for an epoch that runs.
+        holding.forget(sorted(writers))
         with self._ground_lock:
             grounds = {}
             for number, ground in self._grounds.items():
-                seen = ground.vectors.get(resident, {})
+                seen = ground.vectors.get(resident_id, {})
                 left = {writer: turn for writer, turn in seen.items() if writer not in writers}
-                grounds[number] = replace(ground, vectors={**ground.vectors, resident: left})
+                grounds[number] = replace(ground, vectors={**ground.vectors, resident_id: left})
             self._write_manifest(grounds)
-            holding.forget(sorted(writers))
 
     def _write_manifest(self, grounds: dict[SliceId, Ground]) -> None:
         """What slices rest on is as it was, unless it is written down."""
         core = self.core
-        slices = {int(number): ground for number, ground in grounds.items()}
-        write_manifest(self._files, self._root, Manifest(core.term, core.container, slices))
+        write_manifest(self._files, self._root, Manifest(core.term, core.container, grounds))
         self._grounds = grounds
 
     # Epochs
@@ -285,7 +287,7 @@ class ContainerService:
             lambda: logged.append(self._append(record, holding)),
         ]
         try:
-            if holding.runs_code:
+            if holding.spec.runs_code:
                 # At the same time. A record whose epoch then cannot run stays in the log, undecided.
                 self._runtime.map(lambda step: step(), steps)
             else:
@@ -392,7 +394,7 @@ class ContainerService:
             try:
                 for holding, number in plan.dirty:
                     if number in holding.slices and number not in self._unconfirmed:
-                        vectors[holding.resident.id, number] = self._snapshot(holding, number)
+                        self._snapshot(holding, number, plan, vectors)
                 self._write_manifest(self._new_grounds(plan, vectors))
             except BaseException:
                 self._log_bytes += log_bytes
@@ -402,9 +404,9 @@ class ContainerService:
             self._truncate()
             # A slice that went meanwhile may still rest on what was to be replaced.
             named = {
-                os.path.join(snapshot_directory(self._root, resident), name)
+                os.path.join(snapshot_directory(self._root, resident_id), file)
                 for ground in self._grounds.values()
-                for resident, name in ground.snapshots.items()
+                for resident_id, file in ground.snapshots.items()
             }
             for path in self._replaced:
                 if path not in named:
@@ -413,26 +415,26 @@ class ContainerService:
             reach("truncate.after")
 
     def _new_grounds(
-        self, plan: CheckpointPlan, vectors: dict[tuple[str, SliceId], dict[str, Turn]]
+        self, plan: CheckpointPlan, vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]]
     ) -> dict[SliceId, Ground]:
         """What slices rest on now: those that went as before, and so what could not be snapshotted."""
         grounds = dict(self._grounds)
         own = LogSpan(self._directory, plan.covered)
         for number in self.core.owned - self._unconfirmed:
             before = grounds[number]
-            behind = [resident for resident, at in plan.behind if at == number]
-            seen = {resident: vector for (resident, at), vector in vectors.items() if at == number}
+            behind = [resident_id for resident_id, at in plan.behind if at == number]
+            seen = {resident_id: vector for (resident_id, at), vector in vectors.items() if at == number}
             held = {h.resident.id: h.slices.get(number) for h in list(self.core.holdings.values())}
             snapshots = {
-                resident: one.snapshot
-                for resident, one in held.items()
-                if resident in seen and one is not None and one.snapshot is not None
+                resident_id: one.snapshot
+                for resident_id, one in held.items()
+                if resident_id in seen and one is not None and one.snapshot is not None
             }
             grounds[number] = Ground(
-                {**snapshots, **{r: before.snapshots[r] for r in behind if r in before.snapshots}},
-                {**seen, **{r: before.vectors[r] for r in behind if r in before.vectors}},
+                {**snapshots, **{each: name for each, name in before.snapshots.items() if each in behind}},
+                {**seen, **{each: vector for each, vector in before.vectors.items() if each in behind}},
                 [own],
-                {r: before.behind.get(r, before.logs) for r in behind},
+                {each: before.behind.get(each, before.logs) for each in behind},
             )
         return grounds
 
@@ -449,15 +451,29 @@ class ContainerService:
             self._files.remove(record_path(self._root, self._directory, seq))
         self._truncated = max(self._truncated, covered)
 
-    def _snapshot(self, holding: Holding[Any], number: SliceId) -> dict[str, Turn]:
-        """Writes one slice; where its writers stand in it. The snapshot that it replaces goes with the manifest."""
+    def _snapshot(
+        self,
+        holding: Holding[Any],
+        number: SliceId,
+        plan: CheckpointPlan,
+        vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]],
+    ) -> None:
+        """Writes one slice, and notes where its writers stand in it. What it replaces goes with the manifest.
+
+        One in which an epoch has begun to run since the plan was made stays behind.
+        """
         held = holding.held(number)
-        with held.lock:
+        if not held.lock.acquire(timeout=BUSY_S_MAX):
+            plan.behind.add((holding.resident.id, number))
+            return
+        try:
             started = time.perf_counter()
             copy = held.decided_copy()
             vector = dict(held.vector)
             held.dirty = False
             self._snapshot_pause_s_max = max(self._snapshot_pause_s_max, time.perf_counter() - started)
+        finally:
+            held.lock.release()
         name = snapshot_name(number, self.core.term, self._checkpoints)
         head = SnapshotHead(holding.resident.id, number)
         try:
@@ -472,7 +488,7 @@ class ContainerService:
                 os.path.join(snapshot_directory(self._root, holding.resident.id), held.snapshot)
             )
         held.snapshot = name
-        return vector
+        vectors[holding.resident.id, number] = vector
 
     def _report(self) -> ContainerReport:
         core = self.core
@@ -481,16 +497,17 @@ class ContainerService:
             if holding.slices:
                 residents.setdefault(holding.spec.plural, {})[name] = holding.report()
         return ContainerReport(
-            term=core.term,
             needs=self._needs(),
-            behind=sorted({name for ground in list(self._grounds.values()) for name in ground.behind}),
-            slices=sorted(core.owned),
+            behind=sorted(
+                {resident_id for ground in list(self._grounds.values()) for resident_id in ground.behind}
+            ),
             metrics={
                 "slices": len(core.owned),
-                "rows_staged": core.staged_rows(),
+                "rows_staged": core.rows_staged,
                 "rows_applied": core.rows_applied,
                 "rows_fetched": core.rows_fetched,
                 "checkpoints": self._checkpoints,
+                **self._rebuilt,
                 "log_records": core.seq - self._truncated,
                 "log_seconds": self._log_seconds,
                 "upkeep_failures": self.upkeep_failures,

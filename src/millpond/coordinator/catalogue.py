@@ -8,9 +8,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from millpond.container.holdings import kind_of
-from millpond.container.holdings.group import describe_table, table_exists
 from millpond.coordinator.records import FetcherRecord, PondRecord, ResidentRecord, UpdaterRecord
-from millpond.errors import SchemaMismatch, UnknownState, UnknownTable, UnknownUpdater, UpdaterFinished
+from millpond.errors import SchemaMismatch, UnknownResident, UnknownUpdater, UpdaterFinished
 from millpond.wire.house import Forget, Register
 from millpond.wire.specs import Spec
 
@@ -22,8 +21,8 @@ def resident_of(pond: PondRecord, name: str) -> ResidentRecord:
         return pond.residents[name]
     except KeyError:
         known = ", ".join(sorted(pond.residents)) or "none yet"
-        raise UnknownState(
-            f"there is no state {name!r} in this pond", hint=f"it holds: {known}", state=name
+        raise UnknownResident(
+            f"there is no {name!r} in this pond", hint=f"it holds: {known}", resident=name
         ) from None
 
 
@@ -34,28 +33,16 @@ def open_resident(pond: PondRecord, spec: Spec) -> PondRecord:
         raise SchemaMismatch(
             f"{spec.name!r} is a {existing.spec.kind}",
             hint="choose another name",
-            state=spec.name,
+            resident=spec.name,
             existing=existing.spec.kind,
             requested=spec.kind,
         )
-    _check_tables(pond, spec)
-    every = [resident.spec.places(pond.slices) for resident in pond.residents.values()]
-    homes = [places[0] for places in every if len(places) == 1]
-    opened = kind_of(spec).opened(spec, existing.spec if existing else None, homes, pond.owners)
+    others = [other.spec for name, other in pond.residents.items() if name != spec.name]
+    opened = kind_of(spec).opened(spec, existing.spec if existing else None, others, pond.owners)
     if existing is None:
         pond = replace(pond, born=pond.born + 1)
         return pond.with_resident(ResidentRecord(opened, pond.born))
     return pond if opened == existing.spec else pond.with_resident(replace(existing, spec=opened))
-
-
-def _check_tables(pond: PondRecord, spec: Spec) -> None:
-    """A table's name is its own in the whole pond, whatever its group."""
-    for other in pond.residents.values():
-        for name, table in other.spec.tables.items():
-            wanted = spec.tables.get(name)
-            if wanted is not None and other.spec.name != spec.name:
-                was = describe_table(table, other.spec.name)
-                raise table_exists(name, was, describe_table(wanted, spec.name))
 
 
 def register(pond: PondRecord, message: Register) -> PondRecord:
@@ -67,8 +54,8 @@ def register(pond: PondRecord, message: Register) -> PondRecord:
         if resident.update_progress == math.inf:
             raise UpdaterFinished(
                 f"every updater of {message.resident!r} has finished: all its values are final",
-                hint="use another state, or let new updaters register before the last one finishes",
-                state=message.resident,
+                hint="use another, or let new updaters register before the last one finishes",
+                resident=message.resident,
                 name=message.name,
             )
         return with_updater(pond, resident, message.name, UpdaterRecord(resident.update_progress))
@@ -110,13 +97,10 @@ def forgotten_writers(before: PondRecord, after: PondRecord, resident: str) -> l
 
 
 def _without_table(pond: PondRecord, resident: ResidentRecord, table: str) -> PondRecord:
-    tables = resident.spec.tables
-    if table not in tables:
-        raise UnknownTable(f"there is no table {table!r} in {resident.spec.name!r}", table=table)
-    left = {name: spec for name, spec in tables.items() if name != table}
-    if not left:
+    left = kind_of(resident.spec).without(resident.spec, table)
+    if left is None:
         return forget(pond, Forget(resident.spec.name))
-    return pond.with_resident(replace(resident, spec=replace(resident.spec, tables=left)))
+    return pond.with_resident(replace(resident, spec=left))
 
 
 def unknown_operator(resident: ResidentRecord, name: str, role: str, known: dict[str, _V]) -> UnknownUpdater:
@@ -124,7 +108,7 @@ def unknown_operator(resident: ResidentRecord, name: str, role: str, known: dict
     return UnknownUpdater(
         f"{resident.spec.name!r} has no {role} {name!r}",
         hint=f"it has: {names}",
-        state=resident.spec.name,
+        resident=resident.spec.name,
         name=name,
     )
 

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from millpond.coordinator.updates import digest_of, rows_of
-from millpond.errors import MillpondError, StageLost, Unavailable
+from millpond.errors import CodeFailed, MillpondError, StageLost, Unavailable
 from millpond.times import Progress
 from millpond.wire.base import Call, Term, writer_id
 from millpond.wire.epochs import Apply, CommitEpoch, Discard, EpochCommitted, Prepare, Prepared
@@ -137,15 +137,6 @@ class EpochCommit:
         self._stuck = False
         self._silences: dict[int, int] = {}
 
-    @property
-    def is_decided(self) -> bool:
-        return self.committed is not None
-
-    @property
-    def is_unseen(self) -> bool:
-        """Decided, and not yet published."""
-        return self.phase in (Phase.APPLY, Phase.PUBLISH)
-
     def resume(self) -> None:
         """Try again what failed after the decision."""
         self._stuck = False
@@ -227,11 +218,13 @@ class EpochCommit:
             return
         if self.phase is Phase.PREPARE:
             self._waiting.pop(container, None)
-            if isinstance(error, Unavailable) and container not in self._away:
+            if container in self._away:
+                del self._away[container]
+            elif isinstance(error, CodeFailed):
+                self._away[container] = False
+            elif isinstance(error, Unavailable):
                 self._away[container] = False
                 error = StageLost(f"container {container} was restarted", container=container)
-            else:
-                self._away.pop(container, None)
             self.error = (
                 self.error if self.error is not None and not isinstance(self.error, StageLost) else error
             )

@@ -11,8 +11,8 @@ from millpond.coordinator.records import AskingRecord, FetcherRecord, PinRecord,
 from millpond.coordinator.updates import check_first
 from millpond.errors import EpochOutOfOrder
 from millpond.times import Progress
-from millpond.wire.base import DRAINS_MAX, Turn
-from millpond.wire.questions import Answered, AskPending, Pending, Pin, Pinned
+from millpond.wire.base import DRAINS_MAX
+from millpond.wire.questions import Answered, AskPending, Drain, Pending, Pin, Pinned
 
 
 def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[PondRecord, Pinned]:
@@ -81,10 +81,7 @@ def _check_next(pins: tuple[PinRecord, ...], message: Pin) -> None:
             epoch=message.turn.epoch,
             expected=message.turn.epoch + 1,
         )
-    if last is None or (message.turn.epoch, message.turn.drain) not in (
-        (last.turn.epoch + 1, 0),
-        (last.turn.epoch, last.turn.drain + 1),
-    ):
+    if last is None or message.turn not in (last.turn.next_epoch, last.turn.next_drain):
         raise EpochOutOfOrder(
             f"epoch {message.turn} of fetcher {message.fetcher!r} follows {last.turn if last else 'none'}",
             hint="epochs are consecutive; call the operator on empty batches, too",
@@ -130,13 +127,13 @@ def pending(pond: PondRecord, message: AskPending, update_progress: Progress) ->
     )
 
 
-def _drain(pins: tuple[PinRecord, ...], update_progress: Progress) -> tuple[Turn, Turn, str] | None:
-    """The drain in which the waiting rows of a query can be answered, the turn that left them, and the list of them."""
+def _drain(pins: tuple[PinRecord, ...], update_progress: Progress) -> Drain | None:
+    """The drain in which the waiting rows of a query can be answered."""
     last = pins[-1]
     if last.turn.drain and not last.answered:
-        return last.turn, pins[-2].turn, pins[-2].token
+        return Drain(last.turn, pins[-2].turn, pins[-2].token)
     if last.answered and last.waiting and update_progress > last.update:
-        return Turn(last.turn.epoch, last.turn.drain + 1), last.turn, last.token
+        return Drain(last.turn.next_drain, last.turn, last.token)
     return None
 
 

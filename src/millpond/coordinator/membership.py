@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from millpond.coordinator.hosting import Host, Hosting
@@ -11,14 +11,13 @@ from millpond.errors import ContainerFailed, CorruptFile, MillpondError, Unavail
 from millpond.runtime import Locks, Runtime
 from millpond.wire.base import Call, Term
 from millpond.wire.connection import Connection, Dialer
-from millpond.wire.house import ContainerStatus
+from millpond.wire.house import Ping
 
 RECOVERY_S_MAX = 120.0
 RECOVERY_PAUSE_S = 0.05
 END_S_MAX = 1.0
 # One as it comes, one that leaves marks, one that heeds them, and one for bad luck.
 START_ATTEMPTS = 4
-_T = TypeVar("_T")
 R = TypeVar("R")
 
 
@@ -160,10 +159,6 @@ class Membership:
             except Unavailable:
                 self.await_back(container, live.term if live is not None else Term(0))
 
-    def map(self, work: Callable[[int], _T], containers: Sequence[int]) -> list[_T]:
-        """`work` on every container, at the same time where there are threads; raises a failure after all ended."""
-        return self._runtime.map(work, list(containers))
-
     def _bring_up(self, container: int) -> None:
         """Starts a new incarnation; one that ends while it recovers is started again, but not for ever."""
         assert self._hosting is not None
@@ -198,7 +193,7 @@ class Membership:
 
 def _answers(connection: Connection) -> bool:
     try:
-        connection.call(ContainerStatus())
+        connection.call(Ping())
     except Unavailable:
         return False
     return True

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from millpond.times import Progress
-from millpond.wire.base import SliceId, Term, Turn, writer_id
+from millpond.wire.base import KindOfTime, SliceId, Term, Turn, writer_id
 from millpond.wire.specs import Resident, Spec
 
 TURNS_REMEMBERED = 64
@@ -96,7 +96,7 @@ class ResidentRecord(msgspec.Struct, frozen=True):
 
     spec: Spec
     born: int
-    time_kind: str = ""
+    time_kind: KindOfTime = ""
     updaters: dict[str, UpdaterRecord] = {}
     fetchers: dict[str, FetcherRecord] = {}
     update_progress: Progress = -math.inf
@@ -111,13 +111,13 @@ class ResidentRecord(msgspec.Struct, frozen=True):
 class PondRecord(msgspec.Struct, frozen=True):
     """`term` numbers the incarnations of containers, `born` the residents: each takes the next.
 
-    `owners[slice]` is the container of each slice as of `version`; `grounds` are the directories that tell what slices
-    rest on, and of which.
+    `owners[slice]` is the container of each slice as of `version`; `directories` are those of containers that tell what
+    slices rest on, and of which.
     """
 
     owners: tuple[int, ...]
     version: int = 0
-    grounds: dict[str, tuple[SliceId, ...]] = {}
+    directories: dict[str, tuple[SliceId, ...]] = {}
     term: Term = Term(0)
     born: int = 0
     residents: dict[str, ResidentRecord] = {}

@@ -23,7 +23,7 @@ from millpond.errors import EpochChanged, EpochOutOfOrder, OtherQuery, StageLost
 from millpond.times import TIME_MIN, Progress
 from millpond.wire.base import Turn
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History
-from millpond.wire.questions import Report, StateProgress
+from millpond.wire.questions import Report, ResidentProgress
 
 
 def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPlan:
@@ -109,7 +109,7 @@ def replay_epoch(pond: PondRecord, message: CommitEpoch) -> EpochCommitted:
     known = _find(updater.queries[message.query], message.turn)
     if known is None:
         # Too long ago to compare: the epoch is there, and stays as it is.
-        return EpochCommitted(message.turn.epoch, 0, 0, updater.watermark, replayed=True)
+        return EpochCommitted(message.turn, 0, 0, updater.watermark, replayed=True)
     if (digest_of(message), rows_of(message)) != (known.digest, known.rows):
         raise EpochChanged(
             f"epoch {message.turn} of updater {message.updater!r} was committed with {known.rows} rows"
@@ -117,7 +117,7 @@ def replay_epoch(pond: PondRecord, message: CommitEpoch) -> EpochCommitted:
             hint="nothing was changed: the source does not replay the same rows; new rows take the next epoch's number",
             epoch=message.turn.epoch,
         )
-    return EpochCommitted(message.turn.epoch, known.rows, known.late, known.watermark, replayed=True)
+    return EpochCommitted(message.turn, known.rows, known.late, known.watermark, replayed=True)
 
 
 def check_epoch(pond: PondRecord, message: CommitEpoch) -> None:
@@ -167,7 +167,7 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
     )
     resident = replace(resident, time_kind=resident.time_kind or message.time_kind)
     after = with_updater(pond, resident, message.updater, updater)
-    return after, EpochCommitted(message.turn.epoch, record.rows, late, updater.watermark, replayed=False)
+    return after, EpochCommitted(message.turn, record.rows, late, updater.watermark, replayed=False)
 
 
 def report(pond: PondRecord, message: Report) -> PondRecord:
@@ -191,10 +191,10 @@ def report(pond: PondRecord, message: Report) -> PondRecord:
     return pond
 
 
-def progress(resident: ResidentRecord, held_back: dict[str, Progress]) -> StateProgress:
+def progress(resident: ResidentRecord, held_back: dict[str, Progress]) -> ResidentProgress:
     """U, F and whose they are. `held_back` are updaters whose last epoch is decided, but not yet visible."""
     updaters = {name: held_back.get(name, record.watermark) for name, record in resident.updaters.items()}
-    return StateProgress(
+    return ResidentProgress(
         update=min(resident.update_progress, min(updaters.values(), default=-math.inf))
         if held_back
         else resident.update_progress,

@@ -169,7 +169,8 @@ class Answering:
                 hint=f"drain one after the other: query= one of {', '.join(sorted(drains))}",
                 option="query",
             )
-        for name, (turn, left, token) in drains.items():
+        for name, drain in drains.items():
+            turn, left, token = drain.turn, drain.left, drain.token
             if query in (None, name):
                 self._drain(name, turn, left, token)
         return self.pending()

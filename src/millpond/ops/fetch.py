@@ -22,7 +22,7 @@ from millpond.ops.committing import check_history
 from millpond.stores import readiness
 from millpond.times import Progress, TimeKind, format_time
 from millpond.wire.base import check_name
-from millpond.wire.questions import AskProgress, StateProgress
+from millpond.wire.questions import AskProgress, ResidentProgress
 from millpond.wire.specs import StateSpec
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Fetch:
         asking = self._asking
         table = as_table(table)
         asking.check_into(table.column_names)
-        progress: StateProgress = self._client.call(AskProgress(asking.state))
+        progress: ResidentProgress = self._client.call(AskProgress(asking.state))
         questions = asking.questions(table, progress.time_kind)
         questions.check_not_below(progress.fetch, asking.rule, asking.spec)
         ready = questions.ready(progress.update)
@@ -117,7 +117,7 @@ class Fetch:
         """As `now`, lazily: U is as it was when this was called, whenever the answers are computed."""
         asking = self._asking
         frames.check_questions(frame, asking)
-        progress: StateProgress = self._client.call(AskProgress(asking.state))
+        progress: ResidentProgress = self._client.call(AskProgress(asking.state))
         frames.check_kinds(frame.schema, asking, progress.time_kind)
         high = frames.micros(frame.schema, asking.high)
         ready = frames.truth(readiness.ready(None, high, progress.update), null=True)

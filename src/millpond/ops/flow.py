@@ -161,8 +161,8 @@ class Flow:
         for asking in self.fetchers:
             pending = asking.pending()
             unfinished.update(pending.unfinished)
-            for query, (turn, _, _) in pending.drains.items():
-                turns[query] = min(turn, turns.get(query, turn))
+            for query, drain in pending.drains.items():
+                turns[query] = min(drain.turn, turns.get(query, drain.turn))
         for query, turn in turns.items():
             if query in unfinished:
                 raise EpochOutOfOrder(

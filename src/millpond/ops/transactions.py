@@ -24,7 +24,7 @@ from millpond.txn import transaction as as_transaction
 from millpond.wire.base import LOCAL_QUERY, SliceId, Turn, check_name, writer_id
 from millpond.wire.epochs import EpochCommitted, EpochPlan, Receipt
 from millpond.wire.house import Register
-from millpond.wire.questions import AskProgress, ReadOutputs, StateProgress
+from millpond.wire.questions import AskProgress, ReadOutputs, ResidentProgress
 from millpond.wire.specs import GroupSpec, TransactionWork
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Transactions:
         """What each kind reads and writes, what depends on what, and how it runs."""
         return self._program.explain()
 
-    def progress(self) -> StateProgress:
+    def progress(self) -> ResidentProgress:
         """How far each operator of the group has come (`updaters`), and how many events were late (`late`)."""
         return self._client.call(AskProgress(self._group.name))
 

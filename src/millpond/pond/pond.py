@@ -20,7 +20,7 @@ from millpond.code.rules import (
     update_rule,
 )
 from millpond.code.tables import TableSpec
-from millpond.errors import BadOption, UnknownState, UnknownTable
+from millpond.errors import BadOption, UnknownResident, UnknownTable
 from millpond.ops.flow import Flow
 from millpond.ops.transactions import Transactions
 from millpond.pond.state import State
@@ -260,9 +260,9 @@ class Pond:
     def _existing(self, name: str) -> State:
         states = self.states()
         if name not in states:
-            raise UnknownState(
+            raise UnknownResident(
                 f"there is no state {name!r} in this pond",
                 hint=f"it holds: {', '.join(states) or 'none yet'}; to make one, give key= and value=",
-                state=name,
+                resident=name,
             )
         return states[name]

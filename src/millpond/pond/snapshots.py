@@ -11,16 +11,16 @@ from millpond.schema import parse_ddl
 from millpond.stores.keys import decode_keys
 from millpond.stores.readiness import check_not_below, ready
 from millpond.times import TIME_MIN, Progress, TimeKind, format_time
-from millpond.wire.questions import StateProgress
+from millpond.wire.questions import ResidentProgress
 from millpond.wire.specs import StateSpec
 
 
-def kind_of(progress: StateProgress) -> TimeKind:
+def kind_of(progress: ResidentProgress) -> TimeKind:
     """What kind of time a State has; logical until the first rows tell."""
     return "timestamp" if progress.time_kind == "timestamp" else "long"
 
 
-def snapshot_time(at: Progress | None, progress: StateProgress) -> Progress | None:
+def snapshot_time(at: Progress | None, progress: ResidentProgress) -> Progress | None:
     """The time to read at: `at` itself if it is final and not below F, or the newest final; None if nothing is."""
     kind = kind_of(progress)
     if at is None:

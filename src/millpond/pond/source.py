@@ -16,13 +16,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from millpond.client.link import Link
-from millpond.errors import BadOption, UnknownState, UnknownTable
+from millpond.errors import BadOption, UnknownResident, UnknownTable
 from millpond.ops.frames import spark_schema
 from millpond.ops.tasks import client_of
 from millpond.pond.snapshots import kind_of, snapshot_schema, snapshot_table, snapshot_time
 from millpond.pond.table import Table
 from millpond.times import Progress, time_of
-from millpond.wire.questions import AskProgress, StateProgress
+from millpond.wire.questions import AskProgress, ResidentProgress
 from millpond.wire.specs import GroupSpec, StateSpec
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ class _Reader(DataSourceReader):
     def _spec(self) -> StateSpec:
         specs = client_of(self._link).specs(StateSpec)
         if self._state not in specs:
-            raise UnknownState(f"there is no state {self._state!r} in this pond", state=self._state)
+            raise UnknownResident(f"there is no state {self._state!r} in this pond", resident=self._state)
         return specs[self._state]
 
-    def _progress(self) -> StateProgress:
-        progress: StateProgress = client_of(self._link).call(AskProgress(self._state))
+    def _progress(self) -> ResidentProgress:
+        progress: ResidentProgress = client_of(self._link).call(AskProgress(self._state))
         return progress
 
 

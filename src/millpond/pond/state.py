@@ -19,8 +19,8 @@ from millpond.ops.update import Update
 from millpond.pond.snapshots import kind_of, snapshot_table, snapshot_time
 from millpond.stores.ruleset import warn_if_interpreted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of
-from millpond.wire.base import check_name
-from millpond.wire.questions import AskProgress, Report, StateProgress
+from millpond.wire.base import KindOfTime, check_name
+from millpond.wire.questions import AskProgress, Report, ResidentProgress
 from millpond.wire.specs import StateSpec
 
 
@@ -142,7 +142,7 @@ class State:
             kind = _kind(update) or _kind(fetch)
             self._client.call(Report(self.name, name, update_progress, fetch_progress, kind))
 
-    def progress(self) -> StateProgress:
+    def progress(self) -> ResidentProgress:
         """U (`update`), F (`fetch`), and the progress of each updater and fetcher."""
         return self._client.call(AskProgress(self.name))
 
@@ -165,7 +165,7 @@ class State:
         return snapshot_table(self._spec, kind_of(progress), rows)
 
 
-def _kind(at: Any) -> str:
+def _kind(at: Any) -> KindOfTime:
     """What kind of time it must be; empty for an integer, which may be either."""
     return "timestamp" if isinstance(at, datetime) else ""
 

@@ -1,13 +1,14 @@
 """What every message is made of: names, numbers, turns; and what a message says of itself.
 
-A message is a frozen struct. A `Call` says what it is answered by, whether it only reads, and how long it may take.
+A message is a frozen struct. A `Request` says whether it only reads, whether it brings code, and how long it may take;
+a `Call` also what it is answered by.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, ClassVar, Generic, NewType, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, NewType, Self, TypeVar, get_args
 
 import msgspec
 
@@ -28,10 +29,14 @@ LOCAL_QUERY = "local"
 Query = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
 Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+KindOfTime = Literal["", "timestamp", "long"]
+"""Empty as long as nobody has told."""
 Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]
 
 SliceId = NewType("SliceId", int)
 """One of the pond's slices, counted from 0."""
+ResidentId = NewType("ResidentId", str)
+"""A resident's name on disk, which no later one of the same name has."""
 Term = NewType("Term", int)
 """Numbers the incarnations of containers: what an older one writes counts for nothing."""
 Epoch = NewType("Epoch", int)
@@ -48,6 +53,14 @@ class Turn(msgspec.Struct, frozen=True, order=True):
     def number(self) -> int:
         """What a sink is told: Spark's own number, or for a drain one below zero."""
         return self.epoch if self.drain == 0 else -(self.epoch * DRAINS_MAX + self.drain)
+
+    @property
+    def next_epoch(self) -> Turn:
+        return Turn(Epoch(self.epoch + 1))
+
+    @property
+    def next_drain(self) -> Turn:
+        return Turn(self.epoch, self.drain + 1)
 
     @classmethod
     def of(cls, number: int) -> Self:
@@ -93,21 +106,42 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """Base of all that travels."""
 
 
+class Request(Message, frozen=True, tag=True):
+    """A message that is answered."""
+
+    reads: ClassVar[bool] = False
+    """Whether a read-only token may send it."""
+    brings_code: ClassVar[bool] = False
+    """Whether user code comes with it: then a read-only token may not."""
+    seconds: ClassVar[float] = CALL_S
+    """How long the answer may take."""
+
+
 R = TypeVar("R")
 
 
-class Call(Message, Generic[R], frozen=True, tag=True):
-    """A message that is answered by an `R`."""
+class Call(Request, Generic[R], frozen=True, tag=True):
+    """Answered by an `R`."""
 
     reply: ClassVar[Any]
-    reads: ClassVar[bool] = False
-    """Whether a read-only token may send it."""
-    seconds: ClassVar[float] = CALL_S
-    """How long the answer may take."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         (cls.reply,) = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+
+
+class Exchange(Call[R], Generic[R], frozen=True, tag=True):
+    """To a container, for one resident: rows follow, and rows may come back beside the `R`."""
+
+    resident: Name
+
+
+class Read(Request, frozen=True, tag=True):
+    """To a container, for one resident: answered by rows alone. It changes nothing."""
+
+    reads: ClassVar[bool] = True
+
+    resident: Name
 
 
 class Done(Message, frozen=True, tag=True):

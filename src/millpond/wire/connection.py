@@ -7,14 +7,14 @@ Arrow Flight (`millpond.wire.flight`), or nothing at all (`LocalConnection`, for
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.errors import BadMessage, Unavailable
-from millpond.wire.base import Call, Message
+from millpond.wire.base import Call, Exchange, Message, Read
 from millpond.wire.codec import BATCH_BYTES_MAX, check_size, decode, encode
 
 R = TypeVar("R")
@@ -27,10 +27,10 @@ class SlicedBatch(NamedTuple):
     counts: npt.NDArray[np.int32]
 
 
-class Answer(NamedTuple):
+class Answer(NamedTuple, Generic[R]):
     """What an exchange gives back."""
 
-    message: Message
+    message: R
     batch: pa.RecordBatch | None = None
 
 
@@ -39,7 +39,7 @@ class Handler(Protocol):
 
     def call(self, message: Any) -> Message: ...
 
-    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer: ...
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer[Any]: ...
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]: ...
 
@@ -49,9 +49,9 @@ class Connection(Protocol):
 
     def call(self, message: Call[R]) -> R: ...
 
-    def exchange(self, message: Call[Any], batches: Sequence[SlicedBatch]) -> Answer: ...
+    def exchange(self, message: Exchange[R], batches: Sequence[SlicedBatch]) -> Answer[R]: ...
 
-    def read(self, message: Call[Any]) -> pa.Table: ...
+    def read(self, message: Read) -> pa.Table: ...
 
     def close(self) -> None: ...
 
@@ -76,11 +76,11 @@ class LocalConnection:
     def call(self, message: Call[R]) -> R:
         return reply_to(message, encode(self._alive().call(decode(encode(message)))))
 
-    def exchange(self, message: Call[Any], batches: Sequence[SlicedBatch]) -> Answer:
+    def exchange(self, message: Exchange[R], batches: Sequence[SlicedBatch]) -> Answer[R]:
         answer = self._alive().exchange(decode(encode(message)), checked(batches))
         return Answer(reply_to(message, encode(answer.message)), answer.batch)
 
-    def read(self, message: Call[Any]) -> pa.Table:
+    def read(self, message: Read) -> pa.Table:
         schema, batches = self._alive().read(decode(encode(message)))
         return pa.Table.from_batches(list(batches), schema)
 

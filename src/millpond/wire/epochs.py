@@ -12,6 +12,8 @@ from millpond.wire.base import (
     Call,
     Count,
     Done,
+    Exchange,
+    KindOfTime,
     Message,
     Name,
     Query,
@@ -34,10 +36,9 @@ class StageDone(Message, frozen=True, tag=True):
     digest: Unsigned64
 
 
-class Stage(Call[StageDone], frozen=True, tag=True):
+class Stage(Exchange[StageDone], frozen=True, tag=True):
     """Rows follow as batches grouped by slice, each with its per-slice counts."""
 
-    resident: Name
     writer: Writer
     turn: Turn
     partition: Count
@@ -96,7 +97,7 @@ class EpochPlan(Message, frozen=True, tag=True):
     """Rows below `late_below` are late in this epoch, also when it is replayed."""
 
     late_below: Progress
-    time_kind: str
+    time_kind: KindOfTime
     replayed: bool
 
 
@@ -122,7 +123,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EpochCommitted(Message, frozen=True, tag=True):
     """`replayed` says that the epoch was already there and nothing changed."""
 
-    epoch: Count
+    turn: Turn
     rows: Count
     late: Count
     watermark: Progress
@@ -139,7 +140,7 @@ class CommitEpoch(Call[EpochCommitted], frozen=True, tag=True):
     history: History
     delay: Count
     late_below: Progress
-    time_kind: Literal["", "timestamp", "long"]
+    time_kind: KindOfTime
     receipts: list[Receipt]
     work: Work
 

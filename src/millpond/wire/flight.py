@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from millpond.errors import BadMessage, BadOption, MillpondError, Unauthorised, Unavailable, error_named
-from millpond.wire.base import Call
+from millpond.wire.base import Call, Exchange, Read, Request
 from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, decode, encode
 from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
-from millpond.wire.questions import Question
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # gRPC carries errors in trailers, which are small.
@@ -41,8 +40,9 @@ class _Caller(fl.ServerMiddleware):  # type: ignore[misc]
 
     def check(self, message: Any) -> None:
         """A read-only token asks and reads. It changes nothing, and sends no code."""
-        code = isinstance(message, Question) and message.code is not None
-        if self._reads_only and (code or not getattr(message, "reads", False)):
+        reads = isinstance(message, Request) and message.reads
+        code = isinstance(message, Request) and message.brings_code
+        if self._reads_only and (code or not reads):
             what = "send code" if code else f"ask for {type(message).__name__}"
             raise Unauthorised(
                 f"a read-only token cannot {what}",
@@ -189,7 +189,7 @@ class FlightConnection:
         self._headers = headers
         self._options: dict[float, fl.FlightCallOptions] = {}
 
-    def _options_of(self, message: Call[Any]) -> fl.FlightCallOptions:
+    def _options_of(self, message: Request) -> fl.FlightCallOptions:
         seconds = message.seconds
         if seconds not in self._options:
             self._options[seconds] = fl.FlightCallOptions(timeout=seconds, headers=self._headers)
@@ -203,7 +203,7 @@ class FlightConnection:
         except (fl.FlightError, pa.ArrowException, OSError) as error:
             raise _from_wire(error, self.address) from None
 
-    def exchange(self, message: Call[Any], batches: Sequence[SlicedBatch]) -> Answer:
+    def exchange(self, message: Exchange[R], batches: Sequence[SlicedBatch]) -> Answer[R]:
         try:
             writer, reader = self._client.do_exchange(
                 fl.FlightDescriptor.for_command(encode(message)), self._options_of(message)
@@ -224,7 +224,7 @@ class FlightConnection:
         except (fl.FlightError, pa.ArrowException, OSError, StopIteration) as error:
             raise _from_wire(error, self.address) from None
 
-    def read(self, message: Call[Any]) -> pa.Table:
+    def read(self, message: Read) -> pa.Table:
         try:
             return self._client.do_get(fl.Ticket(encode(message)), self._options_of(message)).read_all()
         except (fl.FlightError, pa.ArrowException, OSError) as error:

@@ -15,6 +15,8 @@ from millpond.wire.base import (
     Message,
     Name,
     Query,
+    ResidentId,
+    SliceId,
     Term,
     Turn,
     Writer,
@@ -34,16 +36,7 @@ class Assign(Call[Done], frozen=True, tag=True):
     residents: list[Resident]
 
 
-class Adopted(Message, frozen=True, tag=True):
-    """What was found of the slices."""
-
-    snapshots_loaded: Count
-    records_replayed: Count
-    rows_replayed: Count
-    records_discarded: Count
-
-
-class Adopt(Call[Adopted], frozen=True, tag=True):
+class Adopt(Call[Done], frozen=True, tag=True):
     """Take over slices, each from the directory of the incarnation that had it last; "" for one that is new.
 
     `decided` is the newest decided turn of each writer of each resident: log records beyond it were never
@@ -55,7 +48,7 @@ class Adopt(Call[Adopted], frozen=True, tag=True):
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
-    slices: dict[int, str]
+    slices: dict[SliceId, str]
     decided: dict[str, dict[str, Turn]]
     careful: Term = Term(0)
 
@@ -63,20 +56,26 @@ class Adopt(Call[Adopted], frozen=True, tag=True):
 class Confirm(Call[Done], frozen=True, tag=True):
     """The journal says that these slices are here. Until it does, all that they rested on before stays as it is."""
 
+    seconds: ClassVar[float] = LONG_CALL_S
+
     order: Count
-    slices: list[int]
+    slices: list[SliceId]
 
 
 class Release(Call[Done], frozen=True, tag=True):
     """Serve these slices no more. What they rest on stays on disk for whoever adopts them, unless they are `gone`."""
 
+    seconds: ClassVar[float] = LONG_CALL_S
+
     order: Count
-    slices: list[int]
+    slices: list[SliceId]
     gone: bool = False
 
 
 class AddResident(Call[Done], frozen=True, tag=True):
     """A resident that is new, or has grown: a group that is there already may have gained a table."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Resident
 
@@ -84,12 +83,16 @@ class AddResident(Call[Done], frozen=True, tag=True):
 class DropResident(Call[Done], frozen=True, tag=True):
     """Let go of a resident and of its files."""
 
+    seconds: ClassVar[float] = LONG_CALL_S
+
     name: Name
     born: Count
 
 
 class ForgetWriters(Call[Done], frozen=True, tag=True):
     """Let go of what is remembered of these writers: they send no more."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Name
     writers: list[Writer]
@@ -113,15 +116,17 @@ class Checkpoint(Call[Done], frozen=True, tag=True):
     seconds: ClassVar[float] = LONG_CALL_S
 
 
+class Ping(Call[Done], frozen=True, tag=True):
+    """Whether a container answers. Nothing that it does holds this up."""
+
+
 class ContainerReport(Message, frozen=True, tag=True):
-    """`needs` are the directories whose logs its slices rest on, `behind` residents that could not be snapshotted;
+    """`needs` are the directories whose logs its slices rest on, `behind` the ids of residents that could not be snapshotted;
     `residents` are figures by plural of kind and name.
     """
 
-    term: Term
     needs: list[str]
-    behind: list[str]
-    slices: list[int]
+    behind: list[ResidentId]
     metrics: dict[str, float]
     residents: dict[str, dict[str, dict[str, Any]]]
 
@@ -135,6 +140,8 @@ class ContainerStatus(Call[ContainerReport], frozen=True, tag=True):
 
 class OpenResident(Call[Done], frozen=True, tag=True):
     """Let it exist. One that exists must be the same, or a group that gains a table."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
 
     spec: Spec
 
@@ -155,7 +162,7 @@ class ContainerInfo(msgspec.Struct, frozen=True):
     id: int
     pid: int
     address: str
-    slices: tuple[int, ...]
+    slices: tuple[SliceId, ...]
 
 
 class Placement(Message, frozen=True, tag=True):
@@ -187,6 +194,8 @@ class Register(Call[Done], frozen=True, tag=True):
 
 class Forget(Call[Done], frozen=True, tag=True):
     """Let go of a resident; or of an operator's name at a resident; or of one query of it."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Name
     name: Name | None = None

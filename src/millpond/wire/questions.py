@@ -15,9 +15,13 @@ from millpond.wire.base import (
     Call,
     Count,
     Done,
+    Exchange,
+    KindOfTime,
     Message,
     Name,
     Query,
+    Read,
+    SliceId,
     Turn,
     Writer,
     check_progress,
@@ -27,7 +31,7 @@ from millpond.wire.epochs import History
 # Anyone to container
 
 
-class Question(Call[Done], frozen=True, tag=True):
+class Question(Exchange[Done], frozen=True, tag=True):
     """Questions to a State follow as one batch grouped by slice, with its per-slice counts.
 
     Answers come in the same order. A read-only token may ask, but sends no code.
@@ -35,7 +39,6 @@ class Question(Call[Done], frozen=True, tag=True):
 
     reads: ClassVar[bool] = True
 
-    state: Name
     rule: FetchName
     code: Code | None = None
     returns: str = ""
@@ -45,44 +48,38 @@ class Question(Call[Done], frozen=True, tag=True):
         """A rule of the user's own takes as long as it may."""
         return CALL_S if self.code is None else LONG_CALL_S
 
+    @property
+    def brings_code(self) -> bool:  # type: ignore[override]
+        return self.code is not None
 
-class FindRows(Call[Done], frozen=True, tag=True):
+
+class FindRows(Exchange[Done], frozen=True, tag=True):
     """Keys of a table follow as one batch. Answers are the rows of those that are there."""
 
     reads: ClassVar[bool] = True
 
-    group: Name
     table: Name
 
 
-class ReadSlices(Call[Done], frozen=True, tag=True):
+class ReadSlices(Read, frozen=True, tag=True):
     """One row per key of these slices: the newest version with time <= `at`; of all its versions if `at` is +inf."""
 
-    reads: ClassVar[bool] = True
-
-    state: Name
     at: Progress
-    slices: list[int]
+    slices: list[SliceId]
 
     def __post_init__(self) -> None:
         check_progress(self.at)
 
 
-class ReadTable(Call[Done], frozen=True, tag=True):
+class ReadTable(Read, frozen=True, tag=True):
     """Every row of a table, as whole epochs left it."""
 
-    reads: ClassVar[bool] = True
-
-    group: Name
     table: Name
 
 
-class ReadOutputs(Call[Done], frozen=True, tag=True):
+class ReadOutputs(Read, frozen=True, tag=True):
     """What an epoch gave: rows `start` to `stop` of its outputs."""
 
-    reads: ClassVar[bool] = True
-
-    resident: Name
     writer: Writer
     turn: Turn
     start: Count
@@ -101,7 +98,7 @@ class Pinned(Message, frozen=True, tag=True):
 
     update: Progress
     late_below: Progress
-    time_kind: str
+    time_kind: KindOfTime
     previous: Turn | None
     token: str
     oldest: Turn
@@ -139,17 +136,25 @@ class Answered(Call[Done], frozen=True, tag=True):
         check_progress(self.watermark)
 
 
+class Drain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A turn in which waiting rows can be answered: the one that `left` them, and the `token` of their list."""
+
+    turn: Turn
+    left: Turn
+    token: str
+
+
 class Pending(Message, frozen=True, tag=True):
     """Rows of a fetcher that wait for U, since the time `since`, as of its last turn.
 
-    `drains` are the queries that have such rows, if U has moved since they were last asked: the turn in which they
-    can be answered next, the one that left them, and the token of their list. `unfinished` queries were stopped in their last epoch.
+    `drains` are the queries that have such rows, if U has moved since they were last asked, and the turn in which they can
+    be answered next. `unfinished` queries were stopped in their last epoch.
     """
 
     rows: Count
     since: Progress | None
     late: Count
-    drains: dict[str, tuple[Turn, Turn, str]] = msgspec.field(default_factory=dict)
+    drains: dict[str, Drain] = msgspec.field(default_factory=dict)
     unfinished: list[str] = msgspec.field(default_factory=list)
 
 
@@ -170,14 +175,14 @@ class Report(Call[Done], frozen=True, tag=True):
     name: Name
     update: Progress | None
     fetch: Progress | None
-    time_kind: str = ""
+    time_kind: KindOfTime = ""
 
     def __post_init__(self) -> None:
         check_progress(self.update)
         check_progress(self.fetch)
 
 
-class StateProgress(Message, frozen=True, tag=True):
+class ResidentProgress(Message, frozen=True, tag=True):
     """U, F and who holds them."""
 
     update: Progress
@@ -185,10 +190,10 @@ class StateProgress(Message, frozen=True, tag=True):
     updaters: dict[str, Progress]
     fetchers: dict[str, Progress]
     late: dict[str, int]
-    time_kind: str
+    time_kind: KindOfTime
 
 
-class AskProgress(Call[StateProgress], frozen=True, tag=True):
+class AskProgress(Call[ResidentProgress], frozen=True, tag=True):
     reads: ClassVar[bool] = True
 
     resident: Name

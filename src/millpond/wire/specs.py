@@ -16,7 +16,7 @@ from millpond.code.rules import CompactRule, UpdateRule
 from millpond.code.tables import TableSpec, TransactionSetCode
 from millpond.schema import KeyKind, key_kind, parse_ddl
 from millpond.times import Progress
-from millpond.wire.base import Count, Name, SliceId
+from millpond.wire.base import Count, Name, ResidentId, SliceId
 
 # Columns of rows and questions on their way, beside the user's own.
 KEY, TIME, LOW, SEQ = "_key", "_time", "_low", "_seq"
@@ -39,14 +39,38 @@ class StateShape:
         self.ranged_questions = self.questions.append(pa.field(LOW, pa.int64()))
 
 
-class StateSpec(msgspec.Struct, frozen=True, tag="state", forbid_unknown_fields=True, dict=True):
-    """What a State is: its types as canonical DDL, and its rules."""
+class ResidentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a resident of any kind says of itself; a kind adds what only its own holding and operators know.
+
+    `kind` is the word for it, `plural` the word under which figures of all of them stand.
+    """
+
+    kind: ClassVar[str]
+    plural: ClassVar[str]
+
+    name: Name
+
+    def places(self, slices: int) -> Sequence[SliceId]:
+        """The slices that it lives in, of so many."""
+        raise NotImplementedError
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether its epochs run user code: they may take long, and end their container."""
+        raise NotImplementedError
+
+    @property
+    def span_kind(self) -> str:
+        """The kind of time that its rules ask for; empty for any."""
+        return ""
+
+
+class StateSpec(ResidentSpec, frozen=True, tag="state", forbid_unknown_fields=True, dict=True):
+    """What a State is: its types as canonical DDL, and its rules. It lives in all slices."""
 
     kind: ClassVar[str] = "state"
     plural: ClassVar[str] = "states"
-    tables: ClassVar[dict[str, TableSpec]] = {}
 
-    name: Name
     key: str
     value: str
     update: UpdateRule
@@ -57,21 +81,18 @@ class StateSpec(msgspec.Struct, frozen=True, tag="state", forbid_unknown_fields=
         return StateShape(self.key, self.value)
 
     def places(self, slices: int) -> Sequence[SliceId]:
-        """The slices that it lives in: all."""
         return [SliceId(number) for number in range(slices)]
 
     @property
     def runs_code(self) -> bool:
-        """Whether its epochs run user code."""
         return self.update.code is not None
 
     @property
     def span_kind(self) -> str:
-        """The kind of time that its rules ask for; empty for any."""
         return self.compact.span_kind
 
 
-class GroupSpec(msgspec.Struct, frozen=True, tag="group", forbid_unknown_fields=True):
+class GroupSpec(ResidentSpec, frozen=True, tag="group", forbid_unknown_fields=True):
     """Tables that live together, in the slice `home`: a transaction may touch any of them.
 
     `home` is the coordinator's to choose: none as long as nobody has.
@@ -79,15 +100,16 @@ class GroupSpec(msgspec.Struct, frozen=True, tag="group", forbid_unknown_fields=
 
     kind: ClassVar[str] = "group"
     plural: ClassVar[str] = "groups"
-    span_kind: ClassVar[str] = ""
-    runs_code: ClassVar[bool] = True
 
-    name: Name
     home: Count | None
     tables: dict[Name, TableSpec]
 
     def places(self, slices: int) -> Sequence[SliceId]:
         return [] if self.home is None else [SliceId(self.home)]
+
+    @property
+    def runs_code(self) -> bool:
+        return True
 
 
 Spec = StateSpec | GroupSpec
@@ -119,6 +141,5 @@ class Resident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     final_below: Progress
 
     @property
-    def id(self) -> str:
-        """Its name on disk."""
-        return f"{self.spec.name}.{self.born}"
+    def id(self) -> ResidentId:
+        return ResidentId(f"{self.spec.name}.{self.born}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -15,9 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.errors import BadMessage, Moved, Unavailable
+from millpond.runtime import Lock
 from millpond.stores.keys import Keys
 from millpond.times import Progress
-from millpond.wire.base import Call, SliceId, Turn
+from millpond.wire.base import Exchange, Read, SliceId, Turn
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.specs import Resident, Spec, Work
 
@@ -45,11 +47,12 @@ class Unlimited:
 
 
 class Means(NamedTuple):
-    """What holdings work with: threads for slices, and limits on user code."""
+    """What holdings work with: threads for slices, limits on user code, and locks."""
 
     run: Runner = run_serially
     threads: int = 1
     limits: Limits = Unlimited()
+    lock: Callable[[], Lock] = threading.RLock
 
 
 class CheckedRows(NamedTuple):
@@ -103,7 +106,7 @@ class Store(Protocol):
     def validate(self) -> None: ...
 
 
-class Undo(Protocol):
+class Revert(Protocol):
     """Takes back what an epoch that is not decided has done to a store, or to a copy of it."""
 
     def __call__(self, store: Any) -> None: ...
@@ -122,14 +125,25 @@ class HeldSlice(Generic[_S]):
 
     __slots__ = ("dirty", "lock", "snapshot", "store", "torn", "undecided", "vector")
 
-    def __init__(self, store: _S) -> None:
+    def __init__(self, store: _S, lock: Lock) -> None:
         self.store: _S = store
-        self.lock = threading.Lock()
+        self.lock = lock
         self.vector: dict[str, Turn] = {}
         self.dirty = False
         self.snapshot: str | None = None
         self.torn = False
-        self.undecided: Undo | None = None
+        self.undecided: Revert | None = None
+
+    def has_seen(self, writer: str, turn: Turn) -> bool:
+        newest = self.vector.get(writer)
+        return newest is not None and newest >= turn
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Torn, if what is done within does not come to its end."""
+        self.torn = True
+        yield
+        self.torn = False
 
     def check_whole(self) -> None:
         """Before anything is read. The caller holds the lock."""
@@ -159,8 +173,6 @@ class Holding(ABC, Generic[_S]):
     """
 
     snapshot_schema: pa.Schema
-    runs_code = False
-    """Whether preparing an epoch runs user code, and so may take long."""
     sweeps_code = False
     """Whether upkeep runs user code."""
 
@@ -185,12 +197,12 @@ class Holding(ABC, Generic[_S]):
         return sorted(everywhere.intersection(slices))
 
     def new_slice(self) -> HeldSlice[_S]:
-        return HeldSlice(self.new_store())
+        return HeldSlice(self.new_store(), self.means.lock())
 
-    def applied(self, writer: str) -> Turn | None:
-        """The newest turn of the writer that every slice here has seen."""
-        turns = [held.vector.get(writer) for held in list(self.slices.values())]
-        return min((turn for turn in turns if turn is not None), default=None) if None not in turns else None
+    def has_seen(self, writer: str, turn: Turn) -> bool:
+        """Whether every slice here has; where there is none, nothing was seen."""
+        slices = list(self.slices.values())
+        return bool(slices) and all(held.has_seen(writer, turn) for held in slices)
 
     def held(self, number: SliceId) -> HeldSlice[_S]:
         if self.broken is not None:
@@ -233,6 +245,10 @@ class Holding(ABC, Generic[_S]):
         """Whether a snapshot holds what the resident does not have any more."""
         return False
 
+    def concerns(self, counts: Sequence[Sequence[int]], number: SliceId) -> bool:
+        """Whether an epoch with that many rows, by batch and slice, leaves anything in the slice."""
+        return any(of_batch[number] for of_batch in counts)
+
     @abstractmethod
     def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
         """The columns of an epoch's rows that have these names."""
@@ -257,11 +273,11 @@ class Holding(ABC, Generic[_S]):
         """Applies a decided record to slices that are being rebuilt, where they have not seen it. Returns its rows."""
 
     @abstractmethod
-    def exchange(self, message: Call[Any], rows: SlicedBatch) -> Answer:
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
         """Answers a question that comes with rows."""
 
     @abstractmethod
-    def read(self, message: Call[Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Answers a question that is answered with rows."""
 
     def advance(self, fetch_progress: Progress, final_below: Progress) -> None:
@@ -276,18 +292,25 @@ class Holding(ABC, Generic[_S]):
         """What checkpoints write whether or not it changed."""
         return 0
 
-    @abstractmethod
     def report(self) -> dict[str, Any]:
-        """Figures. Those of a name in several containers are added up."""
+        """Figures, or why there are none."""
+        return self.figures() if self.broken is None else {"broken": str(self.broken)}
+
+    @abstractmethod
+    def figures(self) -> dict[str, Any]:
+        """Those of a name in several containers are added up."""
 
 
 class Kind(Protocol):
     """A kind of resident, as the rest of the house meets it."""
 
-    def opened(self, spec: Any, existing: Any, homes: Sequence[int], owners: Sequence[int]) -> Spec:
+    def opened(self, spec: Any, existing: Any, others: Sequence[Spec], owners: Sequence[int]) -> Spec:
         """The spec under which the resident goes on; SchemaMismatch if what exists is something else.
 
-        `homes` are the slices of residents that have one, `owners` the containers of all slices.
+        `others` are the pond's other residents, `owners` the containers of all slices.
         """
+
+    def without(self, spec: Any, table: str) -> Spec | None:
+        """The spec without that table; None if then there is nothing left. UnknownTable if it has none."""
 
     def holding(self, resident: Resident, pond_slices: int, means: Means) -> Holding[Any]: ...

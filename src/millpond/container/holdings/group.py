@@ -16,16 +16,16 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.code.tables import TableSpec, TransactionSetCode
-from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Undo
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Revert
 from millpond.errors import BadMessage, BadType, SchemaMismatch, UnknownTable, WrongColumn, WrongType
 from millpond.schema import format_ddl
 from millpond.stores.outputs import Outputs, in_batches
 from millpond.stores.rows import digest_columns
 from millpond.txn import Strings, TableStore, TransactionSet, compact, load_transactions
-from millpond.wire.base import Call, Done, SliceId
+from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import FindRows, ReadOutputs, ReadTable
-from millpond.wire.specs import GroupSpec, Resident, TransactionWork, Work
+from millpond.wire.specs import GroupSpec, Resident, Spec, TransactionWork, Work
 
 PARTS = pa.schema([("kind", pa.string()), ("name", pa.string()), ("rows", pa.large_binary())])
 """A snapshot: one row for each table and for each epoch's outputs, which are Arrow streams."""
@@ -88,14 +88,13 @@ class Ran(NamedTuple):
     outputs: pa.Table
     aborted: int
     figures: dict[str, Any]
-    undo: Undo
+    undo: Revert
 
 
 class GroupHolding(Holding[GroupStore]):
     """One group in this container: with its store if the container owns its home, else in name only."""
 
     snapshot_schema = PARTS
-    runs_code = True
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
         super().__init__(resident, pond_slices, means)
@@ -133,6 +132,10 @@ class GroupHolding(Holding[GroupStore]):
             kind == "table" and name not in self._group.tables
             for kind, name in zip(kinds, names, strict=True)
         )
+
+    def concerns(self, counts: Sequence[Sequence[int]], number: SliceId) -> bool:
+        """An epoch without events has outputs, too."""
+        return True
 
     def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
         return schema_of(self._transactions(work))
@@ -193,10 +196,7 @@ class GroupHolding(Holding[GroupStore]):
 
     def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[GroupStore]]) -> int:
         held = slices.get(self._home)
-        if held is None or self.broken is not None:
-            return 0
-        seen = held.vector.get(record.writer)
-        if seen is not None and seen >= record.turn:
+        if held is None or self.broken is not None or held.has_seen(record.writer, record.turn):
             return 0
         ran = self.means.limits.run(
             f"group {self.name!r} from the log", lambda: self._run(record, held.store)
@@ -206,11 +206,10 @@ class GroupHolding(Holding[GroupStore]):
         return len(ran.outputs)
 
     def _keep(self, record: Record, ran: Ran, held: HeldSlice[GroupStore]) -> None:
-        held.torn = True
-        held.store.outputs.keep(record.writer, record.turn, ran.outputs)
-        held.vector[record.writer] = record.turn
-        held.dirty = True
-        held.torn = False
+        with held.changing():
+            held.store.outputs.keep(record.writer, record.turn, ran.outputs)
+            held.vector[record.writer] = record.turn
+            held.dirty = True
 
     def _run(self, record: Record, store: GroupStore) -> Ran:
         """Runs an epoch's events on the tables. An error leaves them as they were."""
@@ -259,7 +258,7 @@ class GroupHolding(Holding[GroupStore]):
 
     # Questions
 
-    def exchange(self, message: Call[Any], rows: SlicedBatch) -> Answer:
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
         if not isinstance(message, FindRows):
             raise BadMessage(f"{self.name} is a group of tables: it does not answer {type(message).__name__}")
         keys, spec = rows.batch, self._group.tables.get(message.table)
@@ -271,7 +270,7 @@ class GroupHolding(Holding[GroupStore]):
             rows_there.combine_chunks().to_batches()[0] if len(rows_there) else _empty(rows_there.schema),
         )
 
-    def read(self, message: Call[Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if isinstance(message, ReadTable):
             rows = self._read(message.table, lambda table: table.snapshot())
         elif isinstance(message, ReadOutputs):
@@ -298,7 +297,7 @@ class GroupHolding(Holding[GroupStore]):
         """Lets go of keys that were only asked for, and of strings that nothing holds any more."""
         held = self.slices.get(number)
         # Not while an epoch runs: it is looked at again soon.
-        if held is not None and held.lock.acquire(blocking=False):
+        if held is not None and held.lock.acquire(timeout=0):
             try:
                 if not held.torn and held.undecided is None:
                     compact(held.store.tables.values())
@@ -310,13 +309,11 @@ class GroupHolding(Holding[GroupStore]):
     def outputs_bytes(self) -> int:
         return sum(held.store.outputs.nbytes for held in list(self.slices.values()))
 
-    def report(self) -> dict[str, Any]:
-        """Figures: of the tables, and of how transactions ran.
+    def figures(self) -> dict[str, Any]:
+        """Of the tables, and of how transactions ran.
 
         Those of tables are older while a long epoch runs: a container that is busy must not look as if it had ended.
         """
-        if self.broken is not None:
-            return {"broken": str(self.broken)}
         held = self.slices.get(self._home)
         if held is None:
             return {}
@@ -333,8 +330,14 @@ class GroupKind:
     """What opening a table decides: a spec of its group with that table alone comes in, one with all of them goes out."""
 
     def opened(
-        self, spec: GroupSpec, existing: GroupSpec | None, homes: Sequence[int], owners: Sequence[int]
+        self, spec: GroupSpec, existing: GroupSpec | None, others: Sequence[Spec], owners: Sequence[int]
     ) -> GroupSpec:
+        groups = [other for other in others if isinstance(other, GroupSpec)]
+        for group in groups:
+            for name in spec.tables.keys() & group.tables.keys():
+                # A table's name is its own in the whole pond, whatever its group.
+                was = describe_table(group.tables[name], group.name)
+                raise table_exists(name, was, describe_table(spec.tables[name], spec.name))
         for name, table in spec.tables.items():
             known = existing.tables.get(name) if existing is not None else None
             if known is None:
@@ -343,9 +346,16 @@ class GroupKind:
                 was, wanted = describe_table(known, spec.name), describe_table(table, spec.name)
                 raise table_exists(name, was, wanted)
         if existing is None:
+            homes = [group.home for group in groups if group.home is not None]
             return replace(spec, home=_new_home(homes, owners))
         tables = {**existing.tables, **spec.tables}
         return existing if tables == existing.tables else replace(existing, tables=tables)
+
+    def without(self, spec: GroupSpec, table: str) -> GroupSpec | None:
+        if table not in spec.tables:
+            raise UnknownTable(f"there is no table {table!r} in {spec.name!r}", table=table)
+        tables = {name: known for name, known in spec.tables.items() if name != table}
+        return replace(spec, tables=tables) if tables else None
 
     def holding(self, resident: Resident, pond_slices: int, means: Means) -> GroupHolding:
         return GroupHolding(resident, pond_slices, means)
@@ -355,7 +365,7 @@ def table_exists(name: str, was: str, wanted: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"table {name!r} exists otherwise\n  existing:  {was}\n  requested: {wanted}",
         hint="open it as it is, or choose another name",
-        state=name,
+        resident=name,
         existing=was,
         requested=wanted,
     )
@@ -366,7 +376,7 @@ def describe_table(spec: TableSpec, group: str) -> str:
 
 
 def _new_home(homes: Sequence[int], owners: Sequence[int]) -> int:
-    """A slice of the container that is home to the fewest residents; one that is no home yet, if there is."""
+    """A slice of the container that is home to the fewest groups; one that is no home yet, if there is."""
     per_container = Counter(owners[home] for home in homes)
     container = min(dict.fromkeys(owners), key=lambda owner: per_container[owner])
     slices = [number for number, owner in enumerate(owners) if owner == container]

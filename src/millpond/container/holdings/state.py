@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
-from millpond.errors import BadMessage, BadType, NullKey, NullTime, NullValue, SchemaMismatch
+from millpond.errors import BadMessage, BadType, NullKey, NullTime, NullValue, SchemaMismatch, UnknownTable
 from millpond.kernels.hashing import slices_of
 from millpond.schema import check_key_types, format_ddl
 from millpond.stores.keys import Keys, decode_keys
@@ -23,10 +23,10 @@ from millpond.stores.rows import digest_rows
 from millpond.stores.ruleset import check_rules, check_value_names
 from millpond.stores.versioned import Ruleset, VersionedSlice, result_schema
 from millpond.times import TIME_MAX, TIME_MIN, Progress
-from millpond.wire.base import Call, Done, SliceId
+from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import Question, ReadSlices
-from millpond.wire.specs import KEY, LOW, SEQ, TIME, Resident, RowsWork, StateSpec, Work
+from millpond.wire.specs import KEY, LOW, SEQ, TIME, Resident, RowsWork, Spec, StateSpec, Work
 
 
 class StateHolding(Holding[VersionedSlice]):
@@ -40,7 +40,6 @@ class StateHolding(Holding[VersionedSlice]):
         self._shape = spec.shape
         self.snapshot_schema = spec.shape.rows
         self.rules = Ruleset(spec.shape.values, spec.update, spec.compact)
-        self.runs_code = spec.runs_code
         self.sweeps_code = spec.compact.code is not None
         self.fetch_progress: Progress = resident.fetch_progress
         self.final_below: Progress = resident.final_below
@@ -90,7 +89,7 @@ class StateHolding(Holding[VersionedSlice]):
 
     def prepare(self, record: Record) -> Ready:
         """Rows were checked one by one. A rule of the user's own runs once before it counts, on the keys it touches."""
-        if self.runs_code:
+        if self._state.runs_code:
             what = f"the update rule of state {self.name!r}"
             self.means.limits.run(what, lambda: self._each(record, self.slices, self._try))
         return Ready(record)
@@ -102,7 +101,7 @@ class StateHolding(Holding[VersionedSlice]):
 
     def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]]) -> int:
         # Nothing is compacted yet: updates come that are below today's progress.
-        if not self.runs_code:
+        if not self._state.runs_code:
             return self._insert(record, slices, None)
         what = f"the update rule of state {self.name!r}, from the log,"
         return self.means.limits.run(what, lambda: self._insert(record, slices, None))
@@ -113,15 +112,13 @@ class StateHolding(Holding[VersionedSlice]):
         applied: list[int] = []
 
         def insert(held: HeldSlice[VersionedSlice], portions: list[SliceRows]) -> None:
-            # Torn, if this does not come to its end.
-            held.torn = True
-            for portion in portions:
-                values = portion.values[: len(self._shape.values)]
-                held.store.insert(portion.keys, portion.times, values, keep_from)
-                held.dirty = True
-                applied.append(len(portion.times))
-            held.vector[record.writer] = record.turn
-            held.torn = False
+            with held.changing():
+                for portion in portions:
+                    values = portion.values[: len(self._shape.values)]
+                    held.store.insert(portion.keys, portion.times, values, keep_from)
+                    held.dirty = True
+                    applied.append(len(portion.times))
+                held.vector[record.writer] = record.turn
 
         self._each(record, slices, insert)
         return sum(applied)
@@ -133,7 +130,6 @@ class StateHolding(Holding[VersionedSlice]):
 
     def _each(self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]], work: Any) -> None:
         """Works on every slice that has not seen the record, with its rows, under its lock."""
-        writer, turn = record.writer, record.turn
         spans: dict[SliceId, list[tuple[int, int, int]]] = {number: [] for number in slices}
         for index, part in enumerate(record.parts):
             starts = np.concatenate(([0], np.cumsum(part.counts, dtype=np.int64)))
@@ -147,8 +143,7 @@ class StateHolding(Holding[VersionedSlice]):
         def visit(number: SliceId) -> None:
             held = slices[number]
             with held.lock:
-                seen = held.vector.get(writer)
-                if seen is not None and seen >= turn:
+                if held.has_seen(record.writer, record.turn):
                     return
                 held.check_whole()
                 portions = [
@@ -168,7 +163,7 @@ class StateHolding(Holding[VersionedSlice]):
 
     # Questions
 
-    def exchange(self, message: Call[Any], rows: SlicedBatch) -> Answer:
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
         if not isinstance(message, Question):
             raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
         rule = FetchRule(message.rule, message.code, message.returns)
@@ -222,12 +217,12 @@ class StateHolding(Holding[VersionedSlice]):
         ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def read(self, message: Call[Any]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, ReadSlices):
             raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
         for number in message.slices:
-            self.held(SliceId(number))
-        return self._shape.rows, (self._newest(SliceId(number), message.at) for number in message.slices)
+            self.held(number)
+        return self._shape.rows, (self._newest(number, message.at) for number in message.slices)
 
     def _newest(self, number: SliceId, at: Progress) -> pa.RecordBatch:
         """One row per key of a slice: the newest version with time <= `at`."""
@@ -257,9 +252,7 @@ class StateHolding(Holding[VersionedSlice]):
             what = f"the compaction rule of state {self.name!r}"
             return self.means.limits.run(what, lambda: held.store.sweep(since, budget))
 
-    def report(self) -> dict[str, Any]:
-        if self.broken is not None:
-            return {"broken": str(self.broken)}
+    def figures(self) -> dict[str, Any]:
         stores = [held.store for held in list(self.slices.values())]
         return {
             "keys": sum(store.keys for store in stores),
@@ -334,7 +327,7 @@ class StateKind:
     """What opening a State decides."""
 
     def opened(
-        self, spec: StateSpec, existing: StateSpec | None, homes: Sequence[int], owners: Sequence[int]
+        self, spec: StateSpec, existing: StateSpec | None, others: Sequence[Spec], owners: Sequence[int]
     ) -> StateSpec:
         if existing is None:
             _check_spec(spec)
@@ -343,11 +336,14 @@ class StateKind:
             raise SchemaMismatch(
                 f"state {spec.name!r} exists with another schema\n  existing:  {was}\n  requested: {wanted}",
                 hint="open it with the existing schema, or choose another name",
-                state=spec.name,
+                resident=spec.name,
                 existing=was,
                 requested=wanted,
             )
         return spec
+
+    def without(self, spec: StateSpec, table: str) -> StateSpec | None:
+        raise UnknownTable(f"{spec.name!r} is a State: it has no table {table!r}", table=table)
 
     def holding(self, resident: Resident, pond_slices: int, means: Means) -> StateHolding:
         return StateHolding(resident, pond_slices, means)

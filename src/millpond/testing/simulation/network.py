@@ -11,7 +11,7 @@ import pyarrow as pa
 from millpond.errors import MillpondError, Unavailable, error_named
 from millpond.testing.simulation.faults import Faults
 from millpond.testing.simulation.scheduler import Process, Scheduler, Task
-from millpond.wire.base import Call
+from millpond.wire.base import Call, Exchange, Read, Request
 from millpond.wire.codec import decode, encode
 from millpond.wire.connection import Answer, Dialer, Handler, SlicedBatch, checked, reply_to
 
@@ -83,7 +83,7 @@ class Network:
     def mend(self) -> None:
         self._cut_until_s.clear()
 
-    def ask(self, source: Process, address: str, message: Call[Any], serve: Callable[[Handler], T]) -> T:
+    def ask(self, source: Process, address: str, message: Request, serve: Callable[[Handler], T]) -> T:
         """What the handler at the address answers or raises."""
         scheduler, faults = self._scheduler, self._faults
         scheduler.pause()
@@ -214,7 +214,7 @@ class SimConnection:
         sent = encode(message)
         return reply_to(message, self._ask(message, lambda handler: encode(handler.call(decode(sent)))))
 
-    def exchange(self, message: Call[Any], batches: Sequence[SlicedBatch]) -> Answer:
+    def exchange(self, message: Exchange[R], batches: Sequence[SlicedBatch]) -> Answer[R]:
         sent = encode(message)
 
         def serve(handler: Handler) -> tuple[bytes, pa.RecordBatch | None]:
@@ -224,7 +224,7 @@ class SimConnection:
         reply, batch = self._ask(message, serve)
         return Answer(reply_to(message, reply), batch)
 
-    def read(self, message: Call[Any]) -> pa.Table:
+    def read(self, message: Read) -> pa.Table:
         sent = encode(message)
 
         def serve(handler: Handler) -> pa.Table:
@@ -236,7 +236,7 @@ class SimConnection:
     def close(self) -> None:
         pass
 
-    def _ask(self, message: Call[Any], serve: Callable[[Handler], T]) -> T:
+    def _ask(self, message: Request, serve: Callable[[Handler], T]) -> T:
         return self._network.ask(self._source, self.address, message, serve)
 
 

@@ -1,0 +1,174 @@
+"""Commits epochs: carries out what the machine of each asks for, and tells progress only when all of it is visible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from millpond.coordinator import catalogue, epochs, updates
+from millpond.coordinator.deaths import Deaths
+from millpond.coordinator.epochs import EpochCommit
+from millpond.coordinator.membership import Membership
+from millpond.coordinator.memory import Memory
+from millpond.coordinator.telling import Telling
+from millpond.durable.crashpoints import reach
+from millpond.errors import CodeFailed, MillpondError, StageLost, Unavailable
+from millpond.runtime import Locks, Runtime
+from millpond.wire.base import Call, Term
+from millpond.wire.epochs import CommitEpoch, EpochCommitted, Prepare
+from millpond.wire.questions import ResidentProgress
+
+
+class Commits:
+    """Epochs of one resident come one at a time: containers log them in the order of decisions."""
+
+    def __init__(self, memory: Memory, containers: Membership, telling: Telling, runtime: Runtime) -> None:
+        self.committed = 0
+        self.replayed = 0
+        self._memory = memory
+        self._containers = containers
+        self._telling = telling
+        self._runtime = runtime
+        self._locks: Locks[str] = Locks(runtime)
+        # By resident, the epoch that is decided and not yet visible.
+        self._unseen: dict[str, EpochCommit] = {}
+        self._ballot = 0
+        self._deaths = Deaths()
+
+    @contextmanager
+    def paused(self, residents: Iterable[str]) -> Iterator[None]:
+        """No epoch of these residents is committed; what was decided of them is visible."""
+        with ExitStack() as stack:
+            for name in sorted(residents):
+                stack.enter_context(self._locks[name])
+                self._make_visible(name)
+            yield
+
+    def commit(self, message: CommitEpoch) -> EpochCommitted:
+        catalogue.resident_of(self._memory.record, message.resident)
+        with self.paused([message.resident]):
+            record = self._memory.record
+            if updates.begin_epoch(record, message).replayed:
+                self.replayed += 1
+                return updates.replay_epoch(record, message)
+            updates.check_epoch(record, message)
+            commit = self._begin(message)
+            self._drive(commit)
+            if commit.error is not None:
+                raise commit.error
+            assert commit.committed is not None
+            self.committed += 1
+            return commit.committed
+
+    def progress(self, name: str) -> ResidentProgress:
+        """Progress as it is published: an epoch that is not visible everywhere does not count."""
+        with self._memory.lock:
+            unseen = self._unseen.get(name)
+            return updates.progress(
+                catalogue.resident_of(self._memory.record, name),
+                unseen.held_back if unseen is not None else {},
+            )
+
+    def tell_progress(self, name: str) -> None:
+        published = self.progress(name)
+        self._telling.tell_progress(self._containers, name, published.fetch, published.update)
+
+    def _begin(self, message: CommitEpoch) -> EpochCommit:
+        """The machine for an epoch: of the containers that own a slice of the resident, in the order of ballots."""
+        with self._memory.lock:
+            self._ballot += 1
+            record = self._memory.record
+            resident = record.residents[message.resident]
+            owners = {record.owners[n] for n in resident.spec.places(record.slices)}
+            holders = {c: self._containers.members.members[c].term for c in sorted(owners)}
+            before = {message.updater: resident.updaters[message.updater].watermark}
+            return EpochCommit(message, holders, self._ballot, before, self._memory.in_doubt)
+
+    def _make_visible(self, resident: str) -> None:
+        """Has every container apply the resident's decided epoch, if there is one that is not visible yet."""
+        commit = self._unseen.get(resident)
+        if commit is not None:
+            commit.resume()
+            self._drive(commit)
+            if commit.error is not None:
+                raise commit.error
+
+    def _drive(self, commit: EpochCommit) -> None:
+        while effects := commit.effects():
+            for event in self._runtime.map(lambda effect: self._carry_out(commit, effect), effects):
+                commit.on(event)
+
+    def _carry_out(self, commit: EpochCommit, effect: epochs.Effect) -> epochs.Event:
+        match effect:
+            case epochs.Ask(container, term, message):
+                try:
+                    return epochs.Replied(container, self._containers.ask(container, message))
+                except MillpondError as error:
+                    return epochs.Failed(container, self._explained(error, container, term, message))
+            case epochs.Bring(container, term, broken):
+                try:
+                    if broken:
+                        self._containers.recover(container, term, broken=True)
+                    return epochs.Back(container, self._containers.await_back(container, term))
+                except MillpondError as error:
+                    return epochs.Failed(container, error)
+            case epochs.Settle():
+                try:
+                    self._memory.settle()
+                except Exception as error:  # noqa: BLE001 - whatever it is: the entry may be on disk
+                    return epochs.Failed(None, self._memory.not_written(error), in_doubt=True)
+                return epochs.Settled()
+            case epochs.Decide(terms):
+                return self._decide(commit, terms)
+            case epochs.Publish():
+                reach("publish.before")
+                with self._memory.lock:
+                    self._unseen.pop(commit.message.resident, None)
+                reach("publish.after")
+                self.tell_progress(commit.message.resident)
+                return epochs.Published()
+
+    def _explained(
+        self, error: MillpondError, container: int, term: Term, message: Call[Any]
+    ) -> MillpondError:
+        """A container that ends again and again over one epoch of user code: that is the code's doing."""
+        if not isinstance(message, Prepare) or not isinstance(error, Unavailable):
+            return error
+        resident = self._memory.record.residents.get(message.resident)
+        if resident is None or not resident.spec.runs_code:
+            return error
+        if not self._containers.await_end(container, term):
+            return error
+        words = self._containers.last_words(container)
+        with self._memory.lock:
+            self._deaths, blamed = self._deaths.after(message, words)
+        if not blamed:
+            return error
+        return CodeFailed(
+            f"container {container} {words}, while it ran epoch {message.turn} of {message.writer}",
+            hint="nothing was changed; mend the function, or give the pond more memory",
+            resident=message.resident,
+        )
+
+    def _decide(self, commit: EpochCommit, terms: Mapping[int, Term]) -> epochs.Event:
+        with self._memory.lock:
+            for container, term in terms.items():
+                if not self._containers.members.serves(container, term):
+                    lost = StageLost(
+                        f"container {container} was restarted before the epoch was decided",
+                        container=container,
+                    )
+                    return epochs.Failed(None, lost)
+            try:
+                record, committed = updates.commit_epoch(self._memory.record, commit.message)
+            except MillpondError as error:
+                return epochs.Failed(None, error)
+            # From the moment it is decided it is unseen: U must not be told before it is visible.
+            self._unseen[commit.message.resident] = commit
+            try:
+                self._memory.write(record)
+            except Exception as error:  # noqa: BLE001 - whatever it is: the entry may be on disk
+                del self._unseen[commit.message.resident]
+                return epochs.Failed(None, self._memory.not_written(error), in_doubt=True)
+            return epochs.Decided(committed)

@@ -1,0 +1,163 @@
+"""Which container serves which slices: those that come up get theirs, and slices change hands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millpond.container.layout import directory_name
+from millpond.coordinator import moves, placement
+from millpond.coordinator.membership import Membership
+from millpond.coordinator.memory import Memory
+from millpond.coordinator.moves import Move
+from millpond.coordinator.telling import Telling
+from millpond.errors import CorruptFile, MillpondError, Unavailable
+from millpond.runtime import Runtime
+from millpond.wire.base import SliceId, Term
+from millpond.wire.connection import Connection, Dialer
+from millpond.wire.house import Adopt, Assign, Confirm, ContainerInfo, Placement, Release
+
+
+class Slices:
+    """Gives containers their slices (an `Assignment`). Whoever holds `moving` sees none on their way."""
+
+    def __init__(self, memory: Memory, telling: Telling, dial: Dialer, runtime: Runtime) -> None:
+        self.containers = Membership(dial, self, runtime)
+        self._memory = memory
+        self._telling = telling
+        self._runtime = runtime
+        self.moving = runtime.lock()
+        self._orders = 0
+        self._move: Move | None = None
+
+    def order(self) -> int:
+        """Numbers what containers are told of slices: what comes late counts no more."""
+        with self._memory.lock:
+            self._orders += 1
+            return self._orders
+
+    # Containers that come up
+
+    def next_term(self) -> Term:
+        with self._memory.lock:
+            # From here on, nothing that an earlier incarnation prepared counts unless it is decided.
+            self._memory.write(placement.next_term(self._memory.record))
+            return self._memory.record.term
+
+    def assign(self, container: int, term: Term, connection: Connection, careful: Term) -> None:
+        with self._memory.lock:
+            record = self._memory.record
+            known = self._telling.residents()
+        slices = record.slices_of(container)
+        connection.call(Assign(term, container, record.slices, list(known.values())))
+        connection.call(
+            Adopt(self.order(), dict(placement.directories_of(record, slices)), record.decided(), careful)
+        )
+        while True:
+            with self._memory.lock:
+                now = self._memory.record
+                mine = [number for number in now.slices_of(container) if number in slices]
+                news = self._telling.news(known)
+                if not news and mine == slices:
+                    self._memory.write(placement.kept_in(now, directory_name(term, container), slices))
+                    self._telling.learnt(container, known)
+                    break
+                known = self._telling.residents()
+            # Something changed while it came up.
+            for call in news:
+                connection.call(call)
+            if mine != slices:
+                connection.call(Release(self.order(), [number for number in slices if number not in mine]))
+                slices = mine
+        connection.call(Confirm(self.order(), slices))
+
+    # Slices that change hands
+
+    @property
+    def astray(self) -> bool:
+        """Whether a container may serve other slices than the journal says."""
+        return self._move is not None and bool(self._move.astray)
+
+    def place(self, owners: Sequence[int]) -> None:
+        """Gives slices to those owners. The caller sees to it that no epoch is on its way."""
+        with self.moving:
+            self.call_home()
+            for (source, target), slices in placement.moves(self._memory.record.owners, owners).items():
+                self._move = Move(source, target, slices)
+                self._drive(self._move)
+                if self._move.error is not None:
+                    raise self._move.error
+
+    def call_home(self) -> None:
+        """Containers that are astray begin anew, with the slices that the journal says."""
+        with self.moving:
+            move = self._move
+            if move is not None and move.astray:
+                move.go_home()
+                self._drive(move)
+                if move.error is not None and move.astray:
+                    raise move.error
+
+    def _drive(self, move: Move) -> None:
+        while effects := move.effects():
+            for event in self._runtime.map(self._carry_out, effects):
+                move.on(event)
+
+    def _carry_out(self, effect: moves.Effect) -> moves.Event:
+        try:
+            match effect:
+                case moves.Release(container, slices):
+                    self.containers.ask_patiently(container, Release(self.order(), list(slices)))
+                case moves.Adopt(container, slices):
+                    return self._adopt(container, slices)
+                case moves.Enter(container, term, slices):
+                    self._enter(container, term, slices)
+                case moves.Confirm(container, slices):
+                    self.containers.ask_patiently(container, Confirm(self.order(), list(slices)))
+                case moves.Settle():
+                    self._memory.settle()
+                case moves.Recall(container):
+                    self.containers.recover(container, broken=True)
+                    return moves.Home(container)
+        except MillpondError as error:
+            return moves.Failed(error)
+        except OSError as error:
+            return moves.Failed(self._memory.not_written(error))
+        return moves.Obeyed()
+
+    def _adopt(self, container: int, slices: Sequence[SliceId]) -> moves.Event:
+        record = self._memory.record
+        directories = placement.directories_of(record, slices)
+        try:
+            term, _ = self.containers.ask_incarnation(
+                container, Adopt(self.order(), dict(directories), record.decided())
+            )
+        except CorruptFile as error:
+            return moves.Failed(
+                error, stale=directories != placement.directories_of(self._memory.record, slices)
+            )
+        return moves.Adopted(term)
+
+    def _enter(self, container: int, term: Term, slices: Sequence[SliceId]) -> None:
+        with self._memory.lock:
+            if not self.containers.members.serves(container, term):
+                raise Unavailable(f"container {container} was restarted", address="")
+            before = self._memory.record
+            after = [container if n in slices else owner for n, owner in enumerate(before.owners)]
+            record = placement.placed(before, after)
+            self._memory.write(placement.kept_in(record, directory_name(term, container), slices))
+
+    def locate(self, root: str) -> Placement:
+        """Whoever asks may have missed a container."""
+        if self.containers.members.due(self._runtime.now()):
+            self._runtime.spawn(self.containers.retry, "millpond-retry")
+        record = self._memory.record
+        live = dict(self.containers.live)
+        return Placement(
+            root=root,
+            version=record.version,
+            owners=list(record.owners),
+            containers=[
+                ContainerInfo(c, each.host.pid, each.host.address, tuple(record.slices_of(c)))
+                for c, each in sorted(live.items())
+            ],
+        )

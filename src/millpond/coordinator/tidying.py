@@ -1,0 +1,120 @@
+"""Removes files that nobody needs any more: of earlier incarnations, of what was forgotten."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from millpond.container.layout import CONTAINERS, MANIFEST, SNAPSHOTS, directory_name, is_directory, term_of
+from millpond.coordinator.memory import Memory
+from millpond.coordinator.records import PondRecord
+from millpond.coordinator.slices import Slices
+from millpond.durable.files import Files, remove_tree
+from millpond.errors import Unavailable
+from millpond.runtime import Runtime
+from millpond.wire.base import SliceId
+from millpond.wire.house import ContainerStatus, Release
+
+TIDY_S = 2.0
+WAITING = "waiting"
+
+
+class Tidying:
+    """What cannot be removed now is tried again later: it is in nobody's way."""
+
+    def __init__(self, files: Files, root: str, memory: Memory, slices: Slices, runtime: Runtime) -> None:
+        self._files = files
+        self._root = root
+        self._memory = memory
+        self._slices = slices
+        self._runtime = runtime
+        # What was needed when nothing was left to remove.
+        self._tidied: Any = None
+        self._next_s = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return self._runtime.now() >= self._next_s and self._tidied != _needed(self._memory.record)
+
+    def tidy(self) -> None:
+        self._next_s = self._runtime.now() + TIDY_S
+        with self._slices.moving, suppress(OSError, Unavailable):
+            # Nothing goes that an entry which may be on disk tells of.
+            self._memory.settle()
+            record = self._memory.record
+            self._tidied = _needed(record) if self._tidy_containers(record) else None
+
+    def _tidy_containers(self, record: PondRecord) -> bool:
+        """True if nothing is left that will not be needed one day."""
+        containers = self._slices.containers
+        live = dict(containers.live)
+        # Only who serves all that the journal gives it can tell what is needed.
+        if set(live) != set(containers.ids) or self._slices.astray:
+            return False
+        reports = [containers.ask(container, ContainerStatus()) for container in live]
+        needed = {name for report in reports for name in report.needs}
+        own = {directory_name(each.term, container) for container, each in live.items()}
+        base = os.path.join(self._root, CONTAINERS)
+        for name in self._files.list(base):
+            kept = name in needed | own | set(record.directories)
+            # A later term is of a container that is coming up.
+            if is_directory(name) and not kept and term_of(name) <= record.term:
+                self._remove_directory(os.path.join(base, name))
+        self._tidy_waiting()
+        for container, each in live.items():
+            gone = [SliceId(n) for n, owner in enumerate(record.owners) if owner != container]
+            if directory_name(each.term, container) not in needed and gone:
+                containers.ask(container, Release(self._slices.order(), gone, gone=True))
+        self._tidy_snapshots()
+        return not needed and not set(record.directories) - own
+
+    def _tidy_waiting(self) -> None:
+        """Removes rows that wait for queries which nobody knows any more."""
+        base = os.path.join(self._root, WAITING)
+        every = [
+            (state, name, query)
+            for state in self._files.list(base)
+            for name in self._files.list(os.path.join(base, state))
+            for query in self._files.list(os.path.join(base, state, name))
+        ]
+        # Only now: a query is in the journal before it has files.
+        known = _waiting(self._memory.record)
+        for parts in every:
+            if parts not in known:
+                remove_tree(self._files, os.path.join(base, *parts))
+
+    def _tidy_snapshots(self) -> None:
+        """Removes those of residents that were forgotten."""
+        base = os.path.join(self._root, SNAPSHOTS)
+        every = self._files.list(base)
+        # Only now: a resident is in the journal before it has files.
+        known = {resident.resident.id for resident in self._memory.record.residents.values()}
+        for name in every:
+            if name not in known:
+                remove_tree(self._files, os.path.join(base, name))
+
+    def _remove_directory(self, directory: str) -> None:
+        # Without its manifest a directory is nothing: a crash half-way leaves no half log.
+        self._files.remove(os.path.join(directory, MANIFEST))
+        self._files.sync_dir(directory)
+        remove_tree(self._files, directory)
+
+    def remove_waiting(self, *parts: str) -> None:
+        """Removes rows that wait for what was forgotten: a resident, an operator of it, or a query of that."""
+        remove_tree(self._files, os.path.join(self._root, WAITING, *parts))
+
+
+def _needed(record: PondRecord) -> Any:
+    """While this does not change, there is nothing new to remove."""
+    residents = {resident.resident.id for resident in record.residents.values()}
+    return record.directories, residents, _waiting(record)
+
+
+def _waiting(record: PondRecord) -> set[tuple[str, str, str]]:
+    return {
+        (state, name, query)
+        for state, resident in record.residents.items()
+        for name, fetcher in resident.fetchers.items()
+        for query in fetcher.queries
+    }

@@ -1,0 +1,142 @@
+"""An epoch that runs for long costs its own resident: nobody else waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import millpond as mp
+from millpond.container import core, service
+from millpond.testing import LossyFiles
+from millpond.testing.local import LocalPond
+from millpond.wire.house import ContainerStatus, DropResident, Ping
+
+LONG_S = 10.0
+
+
+@mp.transaction
+def add(t: Any, k: int, v: int) -> None:
+    t[k].x += v
+
+
+def opened(files: LossyFiles) -> tuple[LocalPond, mp.Table, Any]:
+    pond = LocalPond(files)
+    table = pond.table("t", key="k long", value="x long", default={"x": 0}, group="g")
+    return pond, table, pond.transactions("adding", [table], {"add": add})
+
+
+def one_event(value: int) -> pa.Table:
+    return pa.table({"ts": [1], "k": [1], "v": [value]})
+
+
+def ends(work: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def group_slice(pond: LocalPond) -> Any:
+    (held,) = pond.hosting.services[0].core.holding("g").slices.values()
+    return held
+
+
+@contextmanager
+def busy(lock: Any) -> Iterator[None]:
+    """As if an epoch ran: somebody else has the lock."""
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            over.wait(LONG_S)
+
+    thread = ends(hold)
+    assert taken.wait(LONG_S)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(LONG_S)
+
+
+def test_residents_are_opened_while_a_group_that_grows_waits_for_its_epoch() -> None:
+    pond, _, _ = opened(LossyFiles())
+    with busy(group_slice(pond).lock):
+        growing = ends(lambda: pond.table("u", key="k long", value="x long", default={"x": 0}, group="g"))
+        growing.join(0.2)
+        assert growing.is_alive()
+        opening = ends(lambda: pond.state("s", key="long", value="long"))
+        opening.join(LONG_S)
+        assert not opening.is_alive()
+        assert growing.is_alive()
+    growing.join(LONG_S)
+    assert not growing.is_alive()
+    assert set(pond.tables()) == {"t", "u"}
+    pond.validate()
+
+
+def test_residents_are_opened_while_slices_wait_for_an_epoch() -> None:
+    pond, _, _ = opened(LossyFiles())
+    coordinator = pond.coordinator
+    with busy(coordinator._commits._locks["g"]):
+        placing = ends(lambda: coordinator.place([0] * 4))
+        opening = ends(lambda: pond.state("s", key="long", value="long"))
+        opening.join(LONG_S)
+        assert not opening.is_alive()
+        assert placing.is_alive()
+    placing.join(LONG_S)
+    assert not placing.is_alive()
+
+
+def test_a_container_answers_a_ping_and_checkpoints_while_a_group_is_busy() -> None:
+    pond, _, adding = opened(LossyFiles())
+    adding(one_event(1), 0)
+    container = pond.hosting.services[0]
+    born = container.core.holding("g").resident.born
+    with busy(group_slice(pond).lock), busy(container._epoch_locks["g"]):
+        dropping = ends(lambda: container.call(DropResident("g", born)))
+        dropping.join(0.2)
+        assert dropping.is_alive()
+        for work in (lambda: container.call(Ping()), container.checkpoint):
+            thread = ends(work)
+            thread.join(LONG_S / 2)
+            assert not thread.is_alive()
+    dropping.join(LONG_S)
+    assert not dropping.is_alive()
+    assert "g" not in container.core.holdings
+
+
+def test_a_slice_in_which_an_epoch_begins_after_the_plan_stays_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (core, service):
+        monkeypatch.setattr(module, "BUSY_S_MAX", 0.01)
+    files = LossyFiles()
+    pond, table, adding = opened(files)
+    adding(one_event(1), 0)
+    container, held = pond.hosting.services[0], group_slice(pond)
+    plan_checkpoint = container.core.plan_checkpoint
+
+    with monkeypatch.context() as patch, ExitStack() as running:
+
+        def planned() -> Any:
+            plan = plan_checkpoint()
+            running.enter_context(busy(held.lock))
+            return plan
+
+        patch.setattr(container.core, "plan_checkpoint", planned)
+        container.checkpoint()
+    group_id = container.core.holding("g").resident.id
+    assert container.call(ContainerStatus()).behind == [group_id]
+    assert held.dirty
+    adding(one_event(10), 1)
+    pond, table, adding = opened(files.crash())
+    assert table.snapshot()["x"].to_pylist() == [11]
+    pond.checkpoint()
+    assert pond.hosting.services[0].call(ContainerStatus()).behind == []
+    pond.validate()
