@@ -100,6 +100,7 @@ class Client:
 
         nbytes = keys.nbytes + sum(column.nbytes for column in values)
         spans = _parts(len(times), nbytes, ROWS_MAX)
+        keys = keys.hashed()
 
         def send() -> list[Any]:
             placement = self.placement()
@@ -170,6 +171,7 @@ class Client:
     ) -> list[pa.ChunkedArray]:
         """The answers, one column each, in the order of the questions. `schema` is that of the answers."""
         asked = shape.questions if lows is None else shape.ranged_questions
+        keys = keys.hashed()
 
         def ask(start: int, stop: int) -> list[pa.Array]:
             low = None if lows is None else lows[start:stop]

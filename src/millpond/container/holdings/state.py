@@ -141,7 +141,10 @@ class StateHolding(Holding[VersionedSlice]):
                 if number in spans:
                     spans[number].append((index, int(starts[number]), int(starts[number + 1])))
         sequenced = any(SEQ in part.batch.schema.names for part in record.parts)
-        keys = [part.keys or Keys.from_arrow(part.batch.column(0)) for part in record.parts]
+        keys = [
+            part.keys if part.keys is not None else Keys.from_arrow(part.batch.column(0))
+            for part in record.parts
+        ]
         times = [part.batch.column(1).to_numpy() for part in record.parts]
 
         def visit(number: SliceId) -> None:
