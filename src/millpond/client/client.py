@@ -76,16 +76,22 @@ class Client:
         return {spec.name: cast(S, spec) for spec in listed}
 
     def placement(self) -> Placement:
+        """Who serves which slice, as far as this client knows. Nobody waits while it asks, but those who ask."""
+        self._check_open()
+        placement = self._placement
+        if placement is not None:
+            return placement
+        placement = self._coordinator.call(Locate())
         with self._lock:
-            if self._placement is None:
-                self._check_open()
-                self._placement = self._coordinator.call(Locate())
-                # Connections to containers that have ended are let go.
-                serving = {info.address for info in self._placement.containers}
-                self._connections = {
-                    address: kept for address, kept in self._connections.items() if address in serving
-                }
-            return self._placement
+            if self._placement is not None and self._placement.version > placement.version:
+                return self._placement
+            self._placement = placement
+            # Connections to containers that have ended are let go.
+            serving = {info.address for info in placement.containers}
+            self._connections = {
+                address: connection for address, connection in self._connections.items() if address in serving
+            }
+        return placement
 
     def stage(
         self,
@@ -262,6 +268,7 @@ class Client:
         return pa.Table.from_batches([batch])
 
     def close(self) -> None:
+        """Nothing is asked from now on. What is being asked has a few seconds to end, and is then left to itself."""
         self._closed = True
         self.runtime.close()
         with self._lock:
@@ -281,6 +288,7 @@ class Client:
         if info is None:
             raise Unavailable(f"container {container} is not up", address="")
         with self._lock:
+            self._check_open()
             if info.address not in self._connections:
                 self._connections[info.address] = self._dial(info.address)
             return self._connections[info.address]
