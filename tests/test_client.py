@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from millpond import runtime
+from millpond.client import runs
 from millpond.client.client import Client
+from millpond.client.runs import Run, Runs
 from millpond.errors import BadOption
 from millpond.wire.house import ContainerInfo, Locate, Placement
 
@@ -122,3 +124,22 @@ def test_closing_waits_for_calls_but_not_for_ever(monkeypatch: pytest.MonkeyPatc
     assert rows[0]["slice"].to_pylist() == [0, 1]
     with pytest.raises(BadOption, match="closed"):
         client.read("s", 0)
+
+
+def test_of_two_operators_of_one_name_only_the_first_has_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Runs()
+    first, second = known.new_operator(), known.new_operator()
+    known.note("s", "views", Run("run", 3, first))
+    assert known.is_taken("s", "views", Run("run", 3, second))
+    # The same one again, another epoch, another run, another name, or no stream at all.
+    assert not known.is_taken("s", "views", Run("run", 3, first))
+    assert not known.is_taken("s", "views", Run("run", 4, second))
+    assert not known.is_taken("s", "views", Run("later", 3, second))
+    assert not known.is_taken("s", "clicks", Run("run", 3, second))
+    assert not known.is_taken("s", "views", Run(None, 3, second))
+    monkeypatch.setattr(runs, "FETCHERS_MAX", 2)
+    known.note("s", "clicks", Run("run", 3, second))
+    known.note("s", "views", Run("run", 4, first))
+    known.note("s", "sales", Run("run", 3, second))
+    assert known.is_taken("s", "views", Run("run", 4, second))
+    assert not known.is_taken("s", "clicks", Run("run", 3, first))

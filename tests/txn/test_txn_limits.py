@@ -144,7 +144,7 @@ def test_a_kernel_is_compiled_once_and_old_ones_go(tmp_path: Path, monkeypatch: 
         assert Path(file).read_text() == source
         names: dict[str, Any] = {"__name__": __name__}
         exec(compile(source, file, "exec"), names)
-        return cache.compiled(names["body"], file)
+        return cache.lazily_compiled(names["body"], file)
 
     first, again = made("def body(x):\n    return x + 1"), made("def body(x):\n    return x + 1")
     assert first(3) == again(3) == 4

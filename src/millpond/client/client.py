@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.client.routing import ContainerRows, arrange, counts_of, gather, route, split
+from millpond.client.routing import ContainerRows, arrange, counts_of, in_order_asked, route, split
+from millpond.client.runs import Runs
 from millpond.durable.files import Files
 from millpond.errors import BadOption, CodeFailed, MessageTooLarge, Moved, Unavailable
 from millpond.runtime import Runtime, Threads
@@ -56,6 +57,7 @@ class Client:
         self.files = files
         """Where the root is; None for the disk of this machine."""
         self.runtime = runtime or Threads(threads=8, name="millpond-client")
+        self.runs = Runs()
         self._coordinator = coordinator
         self._dial = dial
         self._lock = self.runtime.lock()
@@ -232,7 +234,7 @@ class Client:
             assert batch is not None
             return batch
 
-        return gather(portions, self._map(ask, portions), routed.places)
+        return in_order_asked(portions, self._map(ask, portions), routed.places)
 
     def read(self, state: str, at: Progress, slices: Sequence[int] | None = None) -> pa.Table:
         """One row per key: of all slices, or of some."""

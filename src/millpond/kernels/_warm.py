@@ -30,7 +30,7 @@ def warm_up() -> None:
     hashes = hashing.hash_longs(longs)
     hashing.hash_bytes(offsets, data)
     order, _ = partition.partition(hashing.slices_of(hashes, 4), 4)
-    partition.place(hashing.slices_of(hashes, 4), 4)
+    partition.slice_places(hashing.slices_of(hashes, 4), 4)
     partition.scatter(longs, order, out)
     partition.gather(longs, order, out)
     partition.gather_bits(data, 0, order, data[:1].copy())

@@ -20,7 +20,7 @@ class StagedEpoch(NamedTuple):
     """What was staged for an epoch: the receipts that are to count, and the kind of time the rows have."""
 
     receipts: Sequence[Receipt]
-    kind: TimeKind
+    time_kind: TimeKind
 
 
 class EpochName(NamedTuple):
@@ -78,9 +78,9 @@ def commit(
                 CommitEpoch(
                     *epoch,
                     history,
-                    delay=delay(staged.kind),
+                    delay=delay(staged.time_kind),
                     late_below=plan.late_below,
-                    time_kind=staged.kind if any(r.rows or r.late for r in staged.receipts) else "",
+                    time_kind=staged.time_kind if any(r.rows or r.late for r in staged.receipts) else "",
                     receipts=list(staged.receipts),
                     work=work,
                 )

@@ -128,7 +128,7 @@ class Fetch:
             return answered.unionByName(frame.filter(~ready), allowMissingColumns=True)
         missing = frame.filter(~ready).count()
         if missing:
-            kind = frames.kind_of(frame.schema, asking.high)
+            kind = frames.time_kind_of(frame.schema, asking.high)
             raise rows_waiting(missing, frame.count(), progress.update, kind)
         return answered
 

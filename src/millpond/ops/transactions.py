@@ -52,17 +52,17 @@ class EventIntake:
     def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> tuple[Receipt, TimeKind]:
         """Sends events to the tables. Those of an epoch that is there already are only compared with it."""
         events = table.cast(self.schema)
-        times, kind = times_of(events, self.at, plan.time_kind)
-        timely = timely_rows(times, plan, kind, self.group, self.name, self._late)
+        times, time_kind = times_of(events, self.at, plan.time_kind)
+        timely = timely_rows(times, plan, time_kind, self.group, self.name, self._late)
         late = 0
         if timely is not None:
             events, late, times = events.take(pa.array(timely)), len(times) - len(timely), times[timely]
         if not plan.replayed:
             message = part.stage(self.group, self.name, client.runtime.bits(62))
-            return client.stage_events(message, self.home, events, times, late), kind
+            return client.stage_events(message, self.home, events, times, late), time_kind
         digest = sum(digest_columns(batch.columns) for batch in events.to_batches()) % (1 << 64)
         newest = int(np.max(times)) if len(times) else None
-        return Receipt(part.partition, 0, len(events), late, digest, newest), kind
+        return Receipt(part.partition, 0, len(events), late, digest, newest), time_kind
 
 
 class Transactions:
@@ -100,8 +100,8 @@ class Transactions:
         self.name = check_name(name, "the transactions'")
         self._client = client
         self._group = group
-        self._program: TransactionSet = bind(functions, {table: group.tables[table] for table in tables})
-        self._kind = check_column_name(kind, "kind")
+        self._functions: TransactionSet = bind(functions, {table: group.tables[table] for table in tables})
+        self._kind_column = check_column_name(kind, "kind")
         self._at = check_column_name(at, "at")
         self._seq = None if seq is None else check_column_name(seq, "seq")
         self._late = check_late(late)
@@ -110,7 +110,7 @@ class Transactions:
 
     def explain(self) -> str:
         """What each kind reads and writes, what depends on what, and how it runs."""
-        return self._program.explain()
+        return self._functions.explain()
 
     def progress(self) -> StateProgress:
         """How far each operator of the group has come (`updaters`), and how many events were late (`late`)."""
@@ -139,8 +139,8 @@ class Transactions:
         intake = self._intake(table.schema.remove_metadata())
 
         def stage(plan: EpochPlan) -> StagedEpoch:
-            receipt, kind = intake.stage(self._client, table, plan, Part(LOCAL_QUERY, turn, 0))
-            return StagedEpoch([receipt], kind)
+            receipt, time_kind = intake.stage(self._client, table, plan, Part(LOCAL_QUERY, turn, 0))
+            return StagedEpoch([receipt], time_kind)
 
         committed = self._commit(intake, LOCAL_QUERY, turn, stage)
         return self._outputs(LOCAL_QUERY, turn).read(self._client, 0, committed.rows)
@@ -150,7 +150,7 @@ class Transactions:
         intake = self._intake(frames.arrow_schema(frame.schema))
         staging = frames.Staging(self._client, intake, frame)
         committed = self._commit(
-            intake, query, turn, lambda plan: StagedEpoch(staging(plan, turn, query), staging.kind)
+            intake, query, turn, lambda plan: StagedEpoch(staging(plan, turn, query), staging.time_kind)
         )
         outputs = self._outputs(query, turn)
         schema = frames.spark_schema(outputs.read(self._client, 0, 0).schema)
@@ -164,16 +164,16 @@ class Transactions:
     def _intake(self, schema: pa.Schema) -> EventIntake:
         for name in (self._at, *(() if self._seq is None else (self._seq,)), *schema.names):
             column_of(schema.empty_table(), name)
-        check_outputs(self._program, schema.names)
+        check_outputs(self._functions, schema.names)
         # Says what will be interpreted, and why, where the user reads it.
-        self._program.prepare(dict.fromkeys(self._program.kinds, schema))
+        self._functions.prepare(dict.fromkeys(self._functions.kinds, schema))
         return EventIntake(self._group, self.name, self._at, self._late, schema)
 
     def _commit(
         self, intake: EventIntake, query: str, turn: Turn, stage: Callable[[EpochPlan], StagedEpoch]
     ) -> EpochCommitted:
         schema = intake.schema.serialize().to_pybytes()
-        work = TransactionWork(self._program.message, self._kind, self._at, self._seq, schema)
+        work = TransactionWork(self._functions.message, self._kind_column, self._at, self._seq, schema)
         name = EpochName(self._group.name, self.name, query, turn)
         return commit(self._client, name, stage, lambda kind: 0, work, self._history)
 

@@ -56,7 +56,7 @@ class Update:
             query = frames.query_of(rows) or LOCAL_QUERY
             staging = frames.Staging(self._client, self._intake, rows)
             return self._commit(
-                turn, query, lambda plan: StagedEpoch(staging(plan, turn, query), staging.kind)
+                turn, query, lambda plan: StagedEpoch(staging(plan, turn, query), staging.time_kind)
             )
         return self.commit(as_table(rows), epoch, LOCAL_QUERY)
 

@@ -15,14 +15,14 @@ from millpond.wire.questions import StateProgress
 from millpond.wire.specs import StateSpec
 
 
-def kind_of(progress: StateProgress) -> TimeKind:
+def snapshot_time_kind(progress: StateProgress) -> TimeKind:
     """What kind of time a State has; logical until the first rows tell."""
     return "timestamp" if progress.time_kind == "timestamp" else "long"
 
 
 def snapshot_time(at: Progress | None, progress: StateProgress) -> Progress | None:
     """The time to read at: `at` itself if it is final and not below F, or the newest final; None if nothing is."""
-    kind = kind_of(progress)
+    kind = snapshot_time_kind(progress)
     if at is None:
         if progress.update <= TIME_MIN:
             return None

@@ -19,7 +19,7 @@ from millpond.client.link import Link
 from millpond.errors import BadOption, UnknownState, UnknownTable
 from millpond.ops.frames import spark_schema
 from millpond.ops.tasks import client_of
-from millpond.pond.snapshots import kind_of, snapshot_schema, snapshot_table, snapshot_time
+from millpond.pond.snapshots import snapshot_schema, snapshot_table, snapshot_time, snapshot_time_kind
 from millpond.pond.table import Table
 from millpond.times import Progress, time_of
 from millpond.wire.questions import AskProgress, StateProgress
@@ -114,7 +114,7 @@ class _Reader(DataSourceReader):
             )
 
     def schema(self) -> pa.Schema:
-        return snapshot_schema(self._spec(), kind_of(self._progress()))
+        return snapshot_schema(self._spec(), snapshot_time_kind(self._progress()))
 
     def partitions(self) -> list[InputPartition]:
         """One a container; all read at the same time, fixed here."""
@@ -132,7 +132,7 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
         rows = client_of(self._link).read(self._state, partition.at, partition.slices)
-        yield from snapshot_table(self._spec(), kind_of(self._progress()), rows).to_batches()
+        yield from snapshot_table(self._spec(), snapshot_time_kind(self._progress()), rows).to_batches()
 
     def _spec(self) -> StateSpec:
         specs = client_of(self._link).specs(StateSpec)

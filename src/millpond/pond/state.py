@@ -16,7 +16,7 @@ from millpond.errors import BadOption, WrongType
 from millpond.ops.columns import Names
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
-from millpond.pond.snapshots import kind_of, snapshot_table, snapshot_time
+from millpond.pond.snapshots import snapshot_table, snapshot_time, snapshot_time_kind
 from millpond.stores.ruleset import warn_if_interpreted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of
 from millpond.wire.base import check_name
@@ -162,7 +162,7 @@ class State:
             )
         asked = snapshot_time(_progress(at), progress)
         rows = None if asked is None else self._client.read(self.name, asked)
-        return snapshot_table(self._spec, kind_of(progress), rows)
+        return snapshot_table(self._spec, snapshot_time_kind(progress), rows)
 
 
 def _kind(at: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +10,8 @@ from numpy.typing import NDArray
 
 from millpond.errors import BadMessage, NullKey, WrongType
 from millpond.kernels import buffers, encoding, hashing, partition
+from millpond.schema import KeyKind
 from millpond.stores import views
-
-KeyKind = Literal["i64", "bytes"]
 
 _NO_LONGS: NDArray[np.int64] = np.empty(0, np.int64)
 

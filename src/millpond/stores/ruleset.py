@@ -17,7 +17,7 @@ from millpond.schema import parse_ddl
 from millpond.stores import views
 from millpond.stores.cells import Layout
 from millpond.stores.folds import Fold, stored_schema
-from millpond.stores.userrules import UserRule, fetch_rule, fold_rule, keep_rule
+from millpond.stores.userrules import UserRule, fold_rule, keep_rule, range_rule
 
 RESERVED_NAMES = ("_key", "_time", "_low", "_seq")
 
@@ -121,7 +121,7 @@ def warn_if_interpreted(values: pa.Schema, rule: UpdateRule | CompactRule | Fetc
     elif isinstance(rule, CompactRule):
         found = keep_rule(rule.code, values, Layout(values))
     else:
-        found = fetch_rule(rule.code, values, Layout(values), returned(rule))
+        found = range_rule(rule.code, values, Layout(values), returned(rule))
     if found.kernel is None:
         warnings.warn(
             f"the rule {rule.code.name!r} runs interpreted, row by row: {found.reason}",
@@ -142,7 +142,7 @@ def returned(rule: FetchRule) -> pa.DataType:
     return schema.field(0).type
 
 
-def net(offsets: NDArray[np.int64], neighbours: pa.Array, added: pa.Array) -> NDArray[np.uint8]:
+def net_neighbours(offsets: NDArray[np.int64], neighbours: pa.Array, added: pa.Array) -> NDArray[np.uint8]:
     """Flags for the events of each range that leave a neighbour there."""
     kept = np.zeros(len(neighbours), np.uint8)
     edges.net(offsets, _ids(neighbours), views.plain(views.longs(added)), kept)
