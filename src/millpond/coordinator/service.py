@@ -38,6 +38,7 @@ from millpond.errors import (
     WriteFailed,
 )
 from millpond.runtime import Locks, Runtime, Serial
+from millpond.stores.waiting import WAITING
 from millpond.times import Progress
 from millpond.wire.base import Call, Done, Message, SliceId, Term
 from millpond.wire.connection import Answer, Connection, Dialer, SlicedBatch
@@ -70,7 +71,6 @@ from millpond.wire.specs import Resident
 
 TIDY_S = 2.0
 CLOSE_S_MAX = 30.0
-WAITING = "waiting"
 # Starts that an epoch of user code may cost before it is refused.
 DEATHS_MAX = 3
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")

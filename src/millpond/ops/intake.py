@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.client import Client
-from millpond.container.holdings.state import check_values
 from millpond.errors import BadOption, LateRows, updater_finished
 from millpond.ops.columns import (
     Names,
@@ -24,6 +23,7 @@ from millpond.ops.columns import (
 )
 from millpond.stores.keys import Keys
 from millpond.stores.readiness import late_rows
+from millpond.stores.ruleset import check_values
 from millpond.times import TimeKind, delay_for, format_time, parse_duration
 from millpond.wire.base import Turn, check_name, writer_id
 from millpond.wire.epochs import EpochPlan, Receipt, Stage

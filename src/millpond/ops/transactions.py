@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.client.link import Link
-from millpond.container.holdings.group import check_outputs
 from millpond.errors import BadOption
 from millpond.ops import frames
 from millpond.ops.columns import as_table, check_column_name, column_of, times_of
@@ -39,7 +38,7 @@ class EventIntake:
 
     def __init__(self, group: GroupSpec, name: str, at: str, late: str, schema: pa.Schema) -> None:
         self.group = group.name
-        self.home = home_of(group)
+        self.home = group.home_slice
         self.name = name
         self.at = at
         self.schema = schema
@@ -164,7 +163,7 @@ class Transactions:
     def _intake(self, schema: pa.Schema) -> EventIntake:
         for name in (self._at, *(() if self._seq is None else (self._seq,)), *schema.names):
             column_of(schema.empty_table(), name)
-        check_outputs(self._functions, schema.names)
+        self._functions.check_events(schema.names)
         # Says what will be interpreted, and why, where the user reads it.
         self._functions.prepare(dict.fromkeys(self._functions.kinds, schema))
         return EventIntake(self._group, self.name, self._at, self._late, schema)
@@ -178,12 +177,7 @@ class Transactions:
         return commit(self._client, name, stage, lambda kind: 0, work, self._history)
 
     def _outputs(self, query: str, turn: Turn) -> OutputsPlace:
-        return OutputsPlace(self._group.name, home_of(self._group), writer_id(self.name, query), turn)
-
-
-def home_of(group: GroupSpec) -> SliceId:
-    assert group.home is not None, "a group that was opened has a home"
-    return SliceId(group.home)
+        return OutputsPlace(self._group.name, self._group.home_slice, writer_id(self.name, query), turn)
 
 
 class OutputsPlace(NamedTuple):

@@ -17,11 +17,14 @@ from msgspec.structs import replace
 
 from millpond.code.tables import TableSpec, TransactionSetCode
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Undo
-from millpond.errors import BadMessage, BadType, SchemaMismatch, UnknownTable, WrongColumn, WrongType
+from millpond.errors import BadMessage, BadType, SchemaMismatch, UnknownTable, WrongType
 from millpond.schema import format_ddl
+from millpond.stores.compaction import compact
 from millpond.stores.outputs import Outputs, in_batches
 from millpond.stores.rows import digest_columns
-from millpond.txn import Strings, TableStore, TransactionSet, compact, load_transactions
+from millpond.stores.strings import Strings
+from millpond.stores.tables import TableStore
+from millpond.txn import TransactionSet, load_transactions
 from millpond.wire.base import Call, Done, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import FindRows, ReadOutputs, ReadTable
@@ -110,8 +113,7 @@ class GroupHolding(Holding[GroupStore]):
 
     @property
     def _home(self) -> SliceId:
-        assert self._group.home is not None
-        return SliceId(self._group.home)
+        return self._group.home_slice
 
     def new_store(self) -> GroupStore:
         return GroupStore(self._group.tables)
@@ -292,7 +294,7 @@ class GroupHolding(Holding[GroupStore]):
             if table not in store.tables:
                 raise UnknownTable(f"there is no table {table!r} in group {self.name!r}", table=table)
             rows = ask(store.tables[table])
-        return rows.rename_columns(table_schema(self._group.tables[table]).names)
+        return rows.rename_columns(self._group.tables[table].schema.names)
 
     def sweep(self, number: SliceId, budget: int) -> bool:
         """Lets go of keys that were only asked for, and of strings that nothing holds any more."""
@@ -384,29 +386,6 @@ def _check_table(name: str, spec: TableSpec) -> None:
             ddl=spec.key_field.name,
         )
     TableStore(spec, Strings())  # a default that does not fit raises
-
-
-def table_schema(spec: TableSpec) -> pa.Schema:
-    """The columns of a table as users see it: the key, then the rest."""
-    return pa.schema([spec.key_field, *spec.columns])
-
-
-def outputs_names(functions: TransactionSet) -> list[str]:
-    """The columns that outputs have beyond the events'."""
-    results = [name for function in functions.kinds.values() for name in function.result_names]
-    return ["committed", "reason", *dict.fromkeys(results)]
-
-
-def check_outputs(functions: TransactionSet, names: Sequence[str]) -> None:
-    """The events' columns must leave room for the outputs'."""
-    for name in outputs_names(functions):
-        if name in names:
-            raise WrongColumn(
-                f"the events have a column {name!r}, which the outputs need",
-                hint='rename it, or name results otherwise: @mp.transaction(results="balance")',
-                column=name,
-                available=list(names)[:50],
-            )
 
 
 def schema_of(work: TransactionWork) -> pa.Schema:
