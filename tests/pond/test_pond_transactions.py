@@ -40,6 +40,7 @@ from millpond.errors import (
     WrongType,
 )
 from millpond.kernels._jit import JIT_ENABLED
+from millpond.ops.columns import time_kind_in
 from millpond.ops.committing import StagedEpoch
 from millpond.ops.intake import Part
 from millpond.ops.transactions import Transactions
@@ -65,13 +66,13 @@ def run_in_parts(
     def stage(plan: Any) -> StagedEpoch:
         for zombie in zombies:
             intake.stage(op._client, zombie, plan, Part(LOCAL_QUERY, turn, parts[0][0]))
-        staged = [
+        receipts = [
             intake.stage(op._client, table, plan, Part(LOCAL_QUERY, turn, number)) for number, table in parts
         ]
-        return StagedEpoch([receipt for receipt, _ in staged], staged[0][1])
+        return StagedEpoch(receipts, time_kind_in(parts[0][1], intake.at))
 
-    committed = op._commit(intake, LOCAL_QUERY, turn, stage)
-    return op._outputs(LOCAL_QUERY, turn).read(op._client, 0, committed.rows)
+    op._commit(intake, LOCAL_QUERY, turn, stage)
+    return op._outputs(LOCAL_QUERY, turn).read(op._client)
 
 
 def bits(value: Any) -> Any:

@@ -91,6 +91,11 @@ def times_of(table: pa.Table, name: str, expected: str) -> tuple[npt.NDArray[np.
     return times, kind
 
 
+def time_kind_in(table: pa.Table, name: str) -> TimeKind:
+    """What kind of time a column holds."""
+    return time_column(column_of(table, name).slice(0, 0), name)[1]
+
+
 def check_kind(name: str, kind: TimeKind, expected: str) -> None:
     """Refuses a time column of another kind than the State's; any will do where that is empty."""
     if expected and kind != expected:

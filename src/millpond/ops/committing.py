@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from millpond.client.client import Client
 from millpond.errors import BadOption, EpochOutOfOrder, StageLost
+from millpond.ops.columns import time_kind_in
+from millpond.ops.intake import Part, Stager
 from millpond.times import TIME_MAX, TimeKind
 from millpond.wire.base import DRAINS_MAX, Turn
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History, Receipt
@@ -30,6 +34,14 @@ class EpochName(NamedTuple):
     operator: str
     query: str
     turn: Turn
+
+
+def stage_table(
+    client: Client, intake: Stager, table: pa.Table, plan: EpochPlan, query: str, turn: Turn
+) -> StagedEpoch:
+    """Stages an Arrow table, as the one partition of its epoch."""
+    receipt = intake.stage(client, table, plan, Part(query, turn, 0))
+    return StagedEpoch([receipt], time_kind_in(table, intake.at))
 
 
 def turn_of(number: object) -> Turn:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from millpond.client.link import Link
     from millpond.ops.asking import Asking
-    from millpond.ops.intake import Intake
-    from millpond.ops.transactions import EventIntake
+    from millpond.ops.intake import Stager
 
 
 QUERY_ID = "sql.streaming.queryId"
@@ -86,7 +85,7 @@ def link_of(client: Client) -> Link:
 class Staging:
     """Stages a DataFrame's rows, one task a partition; the driver collects the receipts of those that count."""
 
-    def __init__(self, client: Client, intake: Intake | EventIntake, frame: DataFrame) -> None:
+    def __init__(self, client: Client, intake: Stager, frame: DataFrame) -> None:
         check_columns(frame, intake.columns)
         self._link = link_of(client)
         self._intake = intake

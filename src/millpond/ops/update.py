@@ -11,8 +11,8 @@ import pyarrow as pa
 from millpond.client.client import Client
 from millpond.ops import frames
 from millpond.ops.columns import Names, as_table
-from millpond.ops.committing import EpochName, StagedEpoch, check_history, commit, turn_of
-from millpond.ops.intake import Intake, Part
+from millpond.ops.committing import EpochName, StagedEpoch, check_history, commit, stage_table, turn_of
+from millpond.ops.intake import Intake
 from millpond.wire.base import LOCAL_QUERY, Turn
 from millpond.wire.epochs import EpochCommitted, EpochPlan
 from millpond.wire.house import Register
@@ -63,11 +63,9 @@ class Update:
     def commit(self, table: pa.Table, epoch: int, query: str) -> EpochCommitted:
         """Commits an Arrow table as an epoch of a query of that name: epochs are numbered for each query."""
         turn = turn_of(epoch)
-        return self._commit(turn, query, lambda plan: self._stage(table, plan, turn, query))
-
-    def _stage(self, table: pa.Table, plan: EpochPlan, turn: Turn, query: str) -> StagedEpoch:
-        receipt, kind = self._intake.stage(self._client, table, plan, Part(query, turn, 0))
-        return StagedEpoch([receipt], kind)
+        return self._commit(
+            turn, query, lambda plan: stage_table(self._client, self._intake, table, plan, query, turn)
+        )
 
     def _commit(self, turn: Turn, query: str, stage: Callable[[EpochPlan], StagedEpoch]) -> EpochCommitted:
         intake = self._intake

@@ -78,13 +78,14 @@ class ReadTable(Call[Done], frozen=True, tag=True):
 
 
 class ReadOutputs(Call[Done], frozen=True, tag=True):
-    """What an epoch gave: rows `start` to `stop` of its outputs."""
+    """What an epoch gave in a slice: rows `start` to `stop` of its outputs there, as far as there are."""
 
     reads: ClassVar[bool] = True
 
     resident: Name
     writer: Writer
     turn: Turn
+    slice: Count
     start: Count
     stop: Count
 

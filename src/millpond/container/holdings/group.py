@@ -21,6 +21,7 @@ from millpond.errors import BadMessage, BadType, SchemaMismatch, UnknownTable, W
 from millpond.schema import format_ddl
 from millpond.stores.compaction import compact
 from millpond.stores.outputs import Outputs, in_batches
+from millpond.stores.parts import PARTS, Part, pack, unpack
 from millpond.stores.rows import digest_columns
 from millpond.stores.strings import Strings
 from millpond.stores.tables import TableStore
@@ -29,9 +30,6 @@ from millpond.wire.base import Call, Done, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import FindRows, ReadOutputs, ReadTable
 from millpond.wire.specs import GroupSpec, Resident, TransactionWork, Work
-
-PARTS = pa.schema([("kind", pa.string()), ("name", pa.string()), ("rows", pa.large_binary())])
-"""A snapshot: one row for each table and for each epoch's outputs, which are Arrow streams."""
 
 REPORT_WAIT_S = 1.0
 
@@ -62,22 +60,15 @@ class GroupStore:
         return other
 
     def export(self) -> pa.RecordBatch:
-        parts = [("table", name, table.export()) for name, table in self.tables.items()]
-        parts += [("outputs", name, rows) for name, rows in self.outputs.parts()]
-        columns = [
-            pa.array([kind for kind, _, _ in parts], pa.string()),
-            pa.array([name for _, name, _ in parts], pa.string()),
-            _streams_of([rows for _, _, rows in parts]),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=PARTS)
+        tables = [Part("table", name, table.export()) for name, table in self.tables.items()]
+        return pack([*tables, *(Part("outputs", name, rows) for name, rows in self.outputs.export())])
 
     def load(self, batch: pa.RecordBatch) -> None:
-        for kind, name, stream in zip(*batch.columns, strict=True):
-            rows = pa.ipc.open_stream(stream.as_buffer()).read_all()
-            if kind.as_py() == "outputs":
-                self.outputs.load(name.as_py(), rows)
-            elif name.as_py() in self.tables:  # else it was dropped since
-                self.tables[name.as_py()].load(rows)
+        for kind, name, rows in unpack(batch):
+            if kind == "outputs":
+                self.outputs.load(name, rows)
+            elif name in self.tables:  # else it was dropped since
+                self.tables[name].load(rows)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant does not hold. For tests."""
@@ -277,10 +268,9 @@ class GroupHolding(Holding[GroupStore]):
         if isinstance(message, ReadTable):
             rows = self._read(message.table, lambda table: table.snapshot())
         elif isinstance(message, ReadOutputs):
-            held = self.held(self._home)
+            held = self.held(SliceId(message.slice))
             with held.lock:
-                rows = held.store.outputs.find(message.writer, message.turn)
-            rows = rows.slice(message.start, max(message.stop - message.start, 0))
+                rows = held.store.outputs.read(message.writer, message.turn, message.start, message.stop)
         else:
             raise BadMessage(f"{self.name} is a group of tables: it does not answer {type(message).__name__}")
         return rows.schema, in_batches(rows)
@@ -403,27 +393,6 @@ def functions_of(work: TransactionWork) -> TransactionSet:
 @lru_cache(maxsize=64)
 def _loaded(text: bytes) -> TransactionSet:
     return load_transactions(msgspec.msgpack.decode(text, type=TransactionSetCode))
-
-
-def _streams_of(tables: Sequence[pa.Table]) -> pa.Array:
-    """Each table as an Arrow stream. They are measured first: a buffer that grows would be copied again and again."""
-    measured = pa.MockOutputStream()
-    _write_streams(measured, tables)
-    buffer = pa.allocate_buffer(measured.size())
-    with pa.FixedSizeBufferWriter(buffer) as sink:
-        ends = _write_streams(sink, tables)
-    offsets = pa.array([0, *ends], pa.int64()).buffers()[1]
-    return pa.Array.from_buffers(pa.large_binary(), len(tables), [None, offsets, buffer])
-
-
-def _write_streams(sink: pa.NativeFile, tables: Sequence[pa.Table]) -> list[int]:
-    """Writes the tables one after the other; tells where each ends."""
-    ends = []
-    for rows in tables:
-        with pa.ipc.new_stream(sink, rows.schema) as stream:
-            stream.write_table(rows)
-        ends.append(sink.tell())
-    return ends
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
