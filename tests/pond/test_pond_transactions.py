@@ -22,6 +22,7 @@ from txn_oracle import OracleTable, run_serially
 
 import millpond as mp
 from millpond.code.capture import Code
+from millpond.code.tables import TransactionCode
 from millpond.errors import (
     BadOption,
     BadTransaction,
@@ -46,7 +47,7 @@ from millpond.ops.intake import Part
 from millpond.ops.transactions import Transactions
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.txn import TransactionCode, load
+from millpond.txn import load
 from millpond.wire.base import LOCAL_QUERY, Turn
 
 EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "2" if JIT_ENABLED else "40"))

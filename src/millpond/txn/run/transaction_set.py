@@ -63,7 +63,7 @@ class TransactionSet:
     def __init__(self, kinds: Mapping[str, TransactionFunction], tables: Mapping[str, TableSpec]) -> None:
         if not tables:
             raise BadTransaction(
-                "transactions need a table", hint='as in bind(kinds, {"accounts": TableSpec(...)})'
+                "transactions need a table", hint='as in TransactionSet(kinds, {"accounts": TableSpec(...)})'
             )
         self.kinds = dict(kinds)
         self.tables = dict(tables)
@@ -267,11 +267,6 @@ class TransactionSet:
             return None
         decoupled = not slow and all(not self.found[kind].coupling() for kind in functions)
         return codegen.generate(list(functions.values()), self.layouts, decoupled, alone=len(self.kinds) == 1)
-
-
-def bind(kinds: Mapping[str, TransactionFunction], tables: Mapping[str, TableSpec]) -> TransactionSet:
-    """Functions by kind, bound to the tables that their parameters name."""
-    return TransactionSet(kinds, tables)
 
 
 def load_transactions(message: TransactionSetCode) -> TransactionSet:
