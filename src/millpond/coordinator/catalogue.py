@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from millpond.container.holdings import kind_of
 from millpond.container.holdings.group import describe_table, table_exists
 from millpond.coordinator.records import FetcherRecord, PondRecord, ResidentRecord, UpdaterRecord
-from millpond.errors import SchemaMismatch, UnknownState, UnknownTable, UnknownUpdater, UpdaterFinished
+from millpond.errors import SchemaMismatch, UnknownState, UnknownUpdater, UpdaterFinished, unknown_table
 from millpond.wire.house import Forget, Register
 from millpond.wire.specs import Spec
 
@@ -112,7 +112,7 @@ def forgotten_writers(before: PondRecord, after: PondRecord, resident: str) -> l
 def _without_table(pond: PondRecord, resident: ResidentRecord, table: str) -> PondRecord:
     tables = resident.spec.tables
     if table not in tables:
-        raise UnknownTable(f"there is no table {table!r} in {resident.spec.name!r}", table=table)
+        raise unknown_table(table, tables, f"group {resident.spec.name!r}")
     left = {name: spec for name, spec in tables.items() if name != table}
     if not left:
         return forget(pond, Forget(resident.spec.name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -20,7 +20,7 @@ from millpond.code.rules import (
     update_rule,
 )
 from millpond.code.tables import TableSpec
-from millpond.errors import BadOption, UnknownState, UnknownTable
+from millpond.errors import BadOption, unknown_state, unknown_table
 from millpond.ops.flow import Flow
 from millpond.ops.transactions import Transactions
 from millpond.pond.state import State
@@ -168,7 +168,7 @@ class Pond:
         groups = {table: spec for spec in specs for table in spec.tables}
         for table in names:
             if table not in groups:
-                raise self._unknown_table(table, groups)
+                raise unknown_table(table, groups)
         found = {groups[table].name for table in names}
         if len(found) != 1:
             raise BadOption(
@@ -234,7 +234,7 @@ class Pond:
             if isinstance(what, str) and what not in groups:
                 forget = Forget(what, name, query)
             elif table not in groups:
-                raise self._unknown_table(table, groups)
+                raise unknown_table(table, groups)
             elif name is not None:
                 forget = Forget(groups[table], name, query)
             else:
@@ -247,22 +247,11 @@ class Pond:
     def _existing_table(self, name: str) -> Table:
         tables = self.tables()
         if name not in tables:
-            raise self._unknown_table(name, tables)
+            raise unknown_table(name, tables)
         return tables[name]
-
-    def _unknown_table(self, name: str, known: Collection[str]) -> UnknownTable:
-        return UnknownTable(
-            f"there is no table {name!r} in this pond",
-            hint=f"it holds: {', '.join(sorted(known)) or 'none yet'}; to make one, give key= and value=",
-            table=name,
-        )
 
     def _existing(self, name: str) -> State:
         states = self.states()
         if name not in states:
-            raise UnknownState(
-                f"there is no state {name!r} in this pond",
-                hint=f"it holds: {', '.join(states) or 'none yet'}; to make one, give key= and value=",
-                state=name,
-            )
+            raise unknown_state(name, states)
         return states[name]

@@ -16,7 +16,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from millpond.client.link import Link
-from millpond.errors import BadOption, UnknownState, UnknownTable
+from millpond.errors import BadOption, unknown_state, unknown_table
+from millpond.ops.fetch import check_isolation
 from millpond.ops.frames import spark_schema
 from millpond.ops.tasks import client_of
 from millpond.pond.snapshots import snapshot_schema, snapshot_table, snapshot_time, snapshot_time_kind
@@ -94,10 +95,10 @@ class _TableReader(DataSourceReader):
 
     def _open(self) -> Table:
         client = client_of(self._link)
-        for spec in client.specs(GroupSpec).values():
-            if self._table in spec.tables:
-                return Table(client, spec, self._table)
-        raise UnknownTable(f"there is no table {self._table!r} in this pond", table=self._table)
+        groups = {table: spec for spec in client.specs(GroupSpec).values() for table in spec.tables}
+        if self._table not in groups:
+            raise unknown_table(self._table, groups)
+        return Table(client, groups[self._table], self._table)
 
 
 class _Reader(DataSourceReader):
@@ -105,13 +106,7 @@ class _Reader(DataSourceReader):
         self._link = link
         self._state = chosen["state"]
         self._as_of = chosen.get("asof")
-        self._isolation = chosen.get("isolation", "committed")
-        if self._isolation not in ("committed", "uncommitted"):
-            raise BadOption(
-                f"isolation={self._isolation!r} is not a choice",
-                hint='"committed" or "uncommitted"',
-                option="isolation",
-            )
+        self._isolation = check_isolation(chosen.get("isolation", "committed"))
 
     def schema(self) -> pa.Schema:
         return snapshot_schema(self._spec(), snapshot_time_kind(self._progress()))
@@ -137,7 +132,7 @@ class _Reader(DataSourceReader):
     def _spec(self) -> StateSpec:
         specs = client_of(self._link).specs(StateSpec)
         if self._state not in specs:
-            raise UnknownState(f"there is no state {self._state!r} in this pond", state=self._state)
+            raise unknown_state(self._state, specs)
         return specs[self._state]
 
     def _progress(self) -> StateProgress:

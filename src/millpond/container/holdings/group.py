@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from millpond.code.tables import TableSpec, TransactionSetCode
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Undo
-from millpond.errors import BadMessage, BadType, SchemaMismatch, UnknownTable, WrongType
+from millpond.errors import BadMessage, BadType, SchemaMismatch, WrongType, unknown_table
 from millpond.schema import format_ddl
 from millpond.stores.compaction import compact
 from millpond.stores.outputs import Outputs, in_batches
@@ -282,7 +282,7 @@ class GroupHolding(Holding[GroupStore]):
             held.check_whole()
             store = held.store if held.undecided is None else held.decided_copy()
             if table not in store.tables:
-                raise UnknownTable(f"there is no table {table!r} in group {self.name!r}", table=table)
+                raise unknown_table(table, store.tables, f"group {self.name!r}")
             rows = ask(store.tables[table])
         return rows.rename_columns(self._group.tables[table].schema.names)
 
