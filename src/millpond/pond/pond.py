@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, get_args
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.wire.base import check_name
 from millpond.wire.house import AskMetrics, Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
-from millpond.wire.specs import GroupSpec, StateSpec
+from millpond.wire.specs import GroupSpec, Spec, StateSpec
 
 
 class Owner(Protocol):
@@ -205,7 +205,7 @@ class Pond:
         return {
             "coordinator": metrics.coordinator,
             "containers": metrics.containers,
-            **{plural: {} for plural in (StateSpec.plural, GroupSpec.plural)},
+            **{kind.plural: {} for kind in get_args(Spec)},
             **metrics.residents,
         }
 
@@ -224,22 +224,20 @@ class Pond:
             raise BadOption("query= is a query of an operator", hint="give its name=, too", option="query")
         if name is not None:
             check_name(name, "the operator")
+        resident, table = self._named(what)
+        self._client.call(Forget(resident, name, query, table if name is None else None))
+
+    def _named(self, what: State | Table | str) -> tuple[str, str | None]:
+        """The resident that it is or is part of; and its name there, if it is a part."""
         if isinstance(what, State):
-            forget = Forget(what.name, name, query)
-        else:
-            table = what.name if isinstance(what, Table) else check_name(what, "the state or table")
-            groups = {
-                name: group.name for group in self._client.specs(GroupSpec).values() for name in group.tables
-            }
-            if isinstance(what, str) and what not in groups:
-                forget = Forget(what, name, query)
-            elif table not in groups:
-                raise unknown_table(table, groups)
-            elif name is not None:
-                forget = Forget(groups[table], name, query)
-            else:
-                forget = Forget(groups[table], table=table)
-        self._client.call(forget)
+            return what.name, None
+        name = what.name if isinstance(what, Table) else check_name(what, "the state or table")
+        tables = self.tables()
+        if name in tables:
+            return tables[name].group, name
+        if isinstance(what, Table):
+            raise unknown_table(name, tables)
+        return name, None
 
     def _locate(self) -> Placement:
         return self._client.call(Locate())
