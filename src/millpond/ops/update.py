@@ -63,9 +63,10 @@ class Update:
     def commit(self, table: pa.Table, epoch: int, query: str) -> EpochCommitted:
         """Commits an Arrow table as an epoch of a query of that name: epochs are numbered for each query."""
         turn = turn_of(epoch)
-        return self._commit(
-            turn, query, lambda plan: stage_table(self._client, self._intake, table, plan, query, turn)
-        )
+        return self._commit(turn, query, lambda plan: self._stage(table, plan, turn, query))
+
+    def _stage(self, table: pa.Table, plan: EpochPlan, turn: Turn, query: str) -> StagedEpoch:
+        return stage_table(self._client, self._intake, table, plan, query, turn)
 
     def _commit(self, turn: Turn, query: str, stage: Callable[[EpochPlan], StagedEpoch]) -> EpochCommitted:
         intake = self._intake
