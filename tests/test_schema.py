@@ -129,6 +129,8 @@ def test_columns(ddl: str, expected: list[tuple[str, pa.DataType]]) -> None:
         ("s struct<x:int,X:int>", "'X' occurs twice", "whatever their case"),
         ("_key long", "_key is reserved", "another name"),
         ("a long, _time long", "_time is reserved", "another name"),
+        ("_low long", "_low is reserved", "another name"),
+        ("a long, _seq long", "_seq is reserved", "another name"),
         ("array<" * 1000 + "int" + ">" * 1000, "levels deep", ""),
     ],
 )

@@ -6,6 +6,7 @@ and `except ValueError` work. Its typed attributes cross the wire with it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 
@@ -197,6 +198,31 @@ def updater_finished(resident: str, name: str) -> UpdaterFinished:
         hint="an updater that may send more must not be finished; use another name",
         resident=resident,
         name=name,
+    )
+
+
+def unknown_state(name: str, known: Iterable[str]) -> UnknownResident:
+    return UnknownResident(f"there is no state {name!r} in this pond", hint=_holds(known), resident=name)
+
+
+def unknown_table(name: str, known: Iterable[str], where: str = "this pond") -> UnknownTable:
+    return UnknownTable(f"there is no table {name!r} in {where}", hint=_holds(known), table=name)
+
+
+def _holds(known: Iterable[str]) -> str:
+    return f"it holds: {', '.join(sorted(known)) or 'none yet'}; to make one, give key= and value="
+
+
+def wrong_time_kind(whose: str, expected: str, actual: str, column: str = "") -> WrongType:
+    """Times of another kind than the State's; `column` is the one that holds them, where there is one."""
+    give = "give a datetime" if expected == "timestamp" else "give an integer"
+    return WrongType(
+        f"the times of {whose} are of kind {expected}, not {actual}"
+        + (f" as in the column {column!r}" if column else ""),
+        hint=f"cast the column to {expected}" if column else give,
+        column=column,
+        expected=expected,
+        actual=actual,
     )
 
 

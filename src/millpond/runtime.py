@@ -10,10 +10,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+# How long a runtime that is closed waits for work that has begun.
+CLOSE_S = 5.0
 T = TypeVar("T")
 R = TypeVar("R")
 K = TypeVar("K")
@@ -54,7 +56,7 @@ class Runtime(Protocol):
         """That many random bits."""
 
     def close(self) -> None:
-        """No more work comes."""
+        """No more work comes. What has begun has a few seconds to end."""
 
 
 class Locks(Generic[K]):
@@ -73,6 +75,7 @@ class Threads:
 
     def __init__(self, threads: int = 0, name: str = "millpond") -> None:
         self._pool = ThreadPoolExecutor(threads, name) if threads else None
+        self._running: set[Future[Any]] = set()
 
     def now(self) -> float:
         return time.monotonic()
@@ -88,7 +91,9 @@ class Threads:
             return [work(item) for item in items]
         if self._pool is not None:
             futures = [self._pool.submit(work, item) for item in items]
+            self._running.update(futures)
             wait(futures)
+            self._running.difference_update(futures)
         else:
             with ThreadPoolExecutor(len(items)) as pool:
                 futures = [pool.submit(work, item) for item in items]
@@ -102,7 +107,8 @@ class Threads:
 
     def close(self) -> None:
         if self._pool is not None:
-            self._pool.shutdown(wait=True)
+            self._pool.shutdown(wait=False)
+            wait(list(self._running), CLOSE_S)
 
 
 class Serial:

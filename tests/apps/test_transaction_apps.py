@@ -16,7 +16,7 @@ import pytest
 
 from millpond.apps import bidding, grep_sum, ledger, tolls
 from millpond.apps.transaction_events import Spread, skewed, spread
-from millpond.txn import PLANS, bind
+from millpond.txn import PLANS, TransactionSet
 
 Rows = dict[str, dict[int, tuple[Any, ...]]]
 Answers = list[tuple[Any, ...]]  # reason, or None, and results by name
@@ -125,7 +125,7 @@ def test_an_application_does_what_plain_python_does(name: str, plan: str | None)
     more = {"transfer_ratio": 0.9} if name == "ledger" else {}
     events = app.events(6_000, keys=60, seed=7, **more)
     wanted, rows = serial(events.to_pylist())
-    program = bind(app.KINDS, app.TABLES)
+    program = TransactionSet(app.KINDS, app.TABLES)
     stores = program.stores()
     outputs = []
     for start, stop in pairwise((0, 1, 500, 500, 3_000, 6_000)):
@@ -146,7 +146,7 @@ def test_an_application_does_what_plain_python_does(name: str, plan: str | None)
 
 
 def run(app: ModuleType, events: pa.Table) -> tuple[dict[str, pa.Table], pa.Table]:
-    program = bind(app.KINDS, app.TABLES)
+    program = TransactionSet(app.KINDS, app.TABLES)
     stores = program.stores()
     outputs = program.run(events, stores, at="ts", threads=2).outputs
     return {name: store.snapshot() for name, store in stores.items()}, outputs

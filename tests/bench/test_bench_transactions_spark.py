@@ -14,7 +14,7 @@ pytest.importorskip("redis")
 from millpond.apps import bidding
 from millpond.apps.spark_session import spark_session
 from millpond.bench import transactions, transactions_peers, transactions_spark
-from millpond.txn import bind
+from millpond.txn import TransactionSet
 
 TINY = transactions_spark.Work(
     batch=2_000, redis=400, postgres=100, postgres_1000=1_200, sqlite=400, checked=300
@@ -69,7 +69,7 @@ def test_all_systems_run_the_same_events(
 def test_sqlite_gives_what_serial_execution_gives(name: str, options: dict[str, float]) -> None:
     app = transactions_spark.APPS[name]
     events = app.events(4_000, keys=50, **options).combine_chunks()
-    program = bind(app.KINDS, app.TABLES)
+    program = TransactionSet(app.KINDS, app.TABLES)
     stores = program.stores()
     wanted = program.run(events, stores, at="ts", plan="serial").outputs.drop_columns(["event"])
     task = transactions_peers.SqliteTask(name, 50)

@@ -22,6 +22,7 @@ from txn_oracle import OracleTable, run_serially
 
 import millpond as mp
 from millpond.code.capture import Code
+from millpond.code.tables import TransactionCode
 from millpond.errors import (
     BadOption,
     BadTransaction,
@@ -40,12 +41,13 @@ from millpond.errors import (
     WrongType,
 )
 from millpond.kernels._jit import JIT_ENABLED
+from millpond.ops.columns import time_kind_in
 from millpond.ops.committing import StagedEpoch
 from millpond.ops.intake import Part
 from millpond.ops.transactions import Transactions
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.txn import TransactionCode, load
+from millpond.txn import load
 from millpond.wire.base import LOCAL_QUERY, Turn
 
 EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "2" if JIT_ENABLED else "40"))
@@ -65,13 +67,13 @@ def run_in_parts(
     def stage(plan: Any) -> StagedEpoch:
         for zombie in zombies:
             intake.stage(op._client, zombie, plan, Part(LOCAL_QUERY, turn, parts[0][0]))
-        staged = [
+        receipts = [
             intake.stage(op._client, table, plan, Part(LOCAL_QUERY, turn, number)) for number, table in parts
         ]
-        return StagedEpoch([receipt for receipt, _ in staged], staged[0][1])
+        return StagedEpoch(receipts, time_kind_in(parts[0][1], intake.at))
 
-    committed = op._commit(intake, LOCAL_QUERY, turn, stage)
-    return op._outputs(LOCAL_QUERY, turn).read(op._client, 0, committed.rows)
+    op._commit(intake, LOCAL_QUERY, turn, stage)
+    return op._outputs(LOCAL_QUERY, turn).read(op._client)
 
 
 def bits(value: Any) -> Any:

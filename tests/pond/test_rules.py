@@ -1029,7 +1029,7 @@ def test_files_that_hold_updates_without_what_was_folded_before(
 def test_compaction_of_edges_that_keeps_what_was_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         millpond.stores.versioned,
-        "net",
+        "net_neighbours",
         lambda offsets, neighbours, added: np.asarray(added.cast(pa.int8())).astype(np.uint8),
     )
     assert_found("edges")

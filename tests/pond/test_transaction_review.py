@@ -19,8 +19,7 @@ from millpond.errors import (
     ResidentBroken,
     WrongType,
 )
-from millpond.ops.committing import StagedEpoch
-from millpond.ops.intake import Part
+from millpond.ops.committing import stage_table
 from millpond.ops.transactions import Transactions
 from millpond.stores import outputs
 from millpond.testing import LossyFiles
@@ -69,13 +68,8 @@ def restart(pond: LocalPond) -> None:
 def run_in_query(op: Transactions, query: str, epoch: int, events: pa.Table) -> pa.Table:
     """As a streaming query with that id would."""
     intake, turn = op._intake(events.schema), Turn(epoch)
-
-    def stage(plan: Any) -> StagedEpoch:
-        receipt, kind = intake.stage(op._client, events, plan, Part(query, turn, 0))
-        return StagedEpoch([receipt], kind)
-
-    committed = op._commit(intake, query, turn, stage)
-    return op._outputs(query, turn).read(op._client, 0, committed.rows)
+    op._commit(intake, query, turn, lambda plan: stage_table(op._client, intake, events, plan, query, turn))
+    return op._outputs(query, turn).read(op._client)
 
 
 def test_an_epoch_that_was_prepared_before_another_runs_again_after_it() -> None:

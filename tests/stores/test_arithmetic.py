@@ -241,7 +241,7 @@ def agrees(seed: int, returns: str) -> bool:
     right = [bits(expected(tree, cells, returns)) for cells in data]
     store = filled(data, null=False)
     assert answers(store, rule, 60) == right, (seed, text(tree))
-    own = userrules.fetch_rule(code, SCHEMA, store.rules.layout, returned(rule))
+    own = userrules.range_rule(code, SCHEMA, store.rules.layout, returned(rule))
     store = filled(data, null=True)
     assert answers(store, rule, 60) == right, (seed, text(tree), "with a null elsewhere")
     with pytest.MonkeyPatch.context() as patch:

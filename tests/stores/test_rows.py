@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.kernels.partition import inverse, partition, place
+from millpond.kernels.partition import inverse, slice_places
 from millpond.stores.keys import Keys
 from millpond.stores.rows import digest_rows, restore
 
@@ -122,9 +122,8 @@ def test_answers_return_to_the_order_of_their_batch(name: str) -> None:
     column = pa.array([values[i] for i in rng.integers(0, len(values), 50)], type_)
     for whole in (column, column.drop_null()):
         ids = rng.integers(0, 7, len(whole)).astype(np.int32)
-        order, starts = partition(ids, 7)
-        places, same_starts = place(ids, 7)
-        assert same_starts.tolist() == starts.tolist()
+        places, starts = slice_places(ids, 7)
+        order = np.argsort(ids, kind="stable")
         assert inverse(places).tolist() == order.tolist()
         moved = whole.take(pa.array(order))
         parts = [moved.slice(starts[s], starts[s + 1] - starts[s]) for s in range(7)]

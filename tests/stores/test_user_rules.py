@@ -12,10 +12,9 @@ import pytest
 from millpond.code.capture import Code
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule, add, ttl
 from millpond.durable.crashpoints import SimulatedCrash
-from millpond.errors import BadType, RuleFailed
+from millpond.errors import RuleFailed
 from millpond.stores import userrules
 from millpond.stores.keys import Keys
-from millpond.stores.ruleset import check_value_names
 from millpond.stores.versioned import Ruleset, VersionedSlice
 
 LONG, DOUBLE, TEXT = pa.int64(), pa.float64(), pa.string()
@@ -311,14 +310,3 @@ def test_a_slice_made_anew_runs_no_rule() -> None:
     assert store.keys < 2000
     assert store.latest(95)["v"].to_pylist() == [9, 3]
     assert store.rules.failures == before == 1
-
-
-# Names
-
-
-@pytest.mark.parametrize("name", ["_key", "_time", "_low", "_seq"])
-def test_names_that_are_taken(name: str) -> None:
-    with pytest.raises(BadType, match=f"'{name}'") as caught:
-        check_value_names(pa.schema([("a", LONG), (name, LONG)]))
-    assert caught.value.hint
-    check_value_names(pa.schema([("a", LONG), (name.strip("_"), LONG)]))

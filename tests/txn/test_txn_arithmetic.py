@@ -15,9 +15,10 @@ import pytest
 from txn_oracle import Transaction
 
 from millpond.code.capture import Code
+from millpond.code.tables import TableSpec, TransactionCode
 from millpond.errors import RuleInterpreted
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.txn import TableSpec, TransactionCode, bind, load
+from millpond.txn import TransactionSet, load
 from millpond.txn.compiler import codegen
 from millpond.txn.compiler.values import CannotCompile
 
@@ -129,7 +130,9 @@ def test_every_operation(
         ]
         source = "\n".join(["import math", *lines, *body])
         code = Code("f", source, {}, {"math": "math"})
-        transactions = bind({"f": load(TransactionCode(code))}, {"t": TableSpec("long", "n long", {"n": 0})})
+        transactions = TransactionSet(
+            {"f": load(TransactionCode(code))}, {"t": TableSpec("long", "n long", {"n": 0})}
+        )
         rows = [(number, *pair) for number in numbers for pair in values]
         columns = {
             "time": pa.array(range(len(rows))),
@@ -178,7 +181,7 @@ def f(t, start, stop, step):
 """
     if not compiled:
         source = source.replace("count = 0", "count = sum([0])")
-    transactions = bind(
+    transactions = TransactionSet(
         {"f": load(TransactionCode(Code("f", source, {}, {})))}, {"t": TableSpec("long", "n long", {"n": 0})}
     )
     columns = dict(zip(("start", "stop", "step"), map(pa.array, zip(*RANGES, strict=True)), strict=True))

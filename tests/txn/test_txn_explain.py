@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from millpond import txn
-from millpond.txn import TableSpec, bind, transaction
+from millpond.code.tables import TableSpec
+from millpond.txn import TransactionSet, transaction
 
 
 @transaction
@@ -57,7 +58,7 @@ transaction transfer(accounts, fees, src, dst, amount)   {__file__}:{line}
 
 def test_explain_of_a_set() -> None:
     items = TableSpec("long", "price long, quantity long", {"price": 1, "quantity": 10})
-    text = bind({"alter": alter, "bid": bid}, {"items": items}).explain()
+    text = TransactionSet({"alter": alter, "bid": bid}, {"items": items}).explain()
     assert "kind 'alter': transaction alter(items, ids, prices)" in text
     assert "items[ids[i]].price in each round of a loop" in text
     assert "plan     chains: its operations on different keys are independent" in text

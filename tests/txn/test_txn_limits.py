@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 
 from millpond import txn
+from millpond.code.tables import TableSpec
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.txn import PLANS, TableSpec, TableStore, bind, transaction
+from millpond.stores.tables import TableStore
+from millpond.txn import PLANS, TransactionSet, transaction
 from millpond.txn.compiler import cache
 
 NUMBERS = TableSpec("long", "x long", {"x": 0})
@@ -41,7 +43,7 @@ def contents(store: TableStore) -> dict[Any, int]:
 @pytest.mark.parametrize("plan", [None, *PLANS])
 @pytest.mark.parametrize("length", [127, 128, 129, 700, 5_000])
 def test_a_long_transaction_is_undone_as_a_whole(length: int, plan: str | None) -> None:
-    transactions = bind({"raise_all": raise_all}, {"numbers": NUMBERS})
+    transactions = TransactionSet({"raise_all": raise_all}, {"numbers": NUMBERS})
     stores = transactions.stores()
     keys = list(range(length))
     fails = [False, True, False, True]
@@ -62,7 +64,7 @@ def test_a_long_transaction_is_undone_as_a_whole(length: int, plan: str | None) 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_loops_within_loops_may_ask_for_more_keys_than_lists_have(threads: int) -> None:
-    transactions = bind({"raise_square": raise_square}, {"numbers": NUMBERS})
+    transactions = TransactionSet({"raise_square": raise_square}, {"numbers": NUMBERS})
     stores = transactions.stores()
     many = 30_000  # more than one thread's worth
     times = [(number % 1000 == 999) * 40 + 1 for number in range(many)]
@@ -87,7 +89,7 @@ def test_small_and_large_keys_are_found_again(plan: str | None) -> None:
         numbers[key].x += 1
         return numbers[key].x
 
-    transactions = bind({"count": count}, {"numbers": NUMBERS})
+    transactions = TransactionSet({"count": count}, {"numbers": NUMBERS})
     stores = transactions.stores()
     for epoch in range(1, 4):
         keys = KEYS[:4] if epoch == 1 else KEYS
@@ -112,7 +114,7 @@ def test_fields_are_read_where_their_events_have_them() -> None:
         words[tag].by = ""
         return tag
 
-    transactions = bind(
+    transactions = TransactionSet(
         {"name": name, "forget": forget}, {"words": TableSpec("string", "by string", {"by": "nobody"})}
     )
     rows = [
@@ -144,7 +146,7 @@ def test_a_kernel_is_compiled_once_and_old_ones_go(tmp_path: Path, monkeypatch: 
         assert Path(file).read_text() == source
         names: dict[str, Any] = {"__name__": __name__}
         exec(compile(source, file, "exec"), names)
-        return cache.compiled(names["body"], file)
+        return cache.lazily_compiled(names["body"], file)
 
     first, again = made("def body(x):\n    return x + 1"), made("def body(x):\n    return x + 1")
     assert first(3) == again(3) == 4

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from millpond.code.capture import Code
+from millpond.code.tables import TableSpec, TransactionCode
 from millpond.durable.crashpoints import SimulatedCrash
 from millpond.errors import RuleInterpreted
 from millpond.stores.tables import TableStore
-from millpond.txn import TableSpec, TransactionCode, TransactionSet, bind, load
+from millpond.txn import TransactionSet, load
 
 NUMBERS = {"numbers": TableSpec("long", "x long", {"x": 0}), "words": TableSpec("string", "s string")}
 
@@ -29,7 +30,7 @@ def f(numbers, words, n):
         {body}
     return n
 """
-    return bind({"f": load(TransactionCode(Code("f", source, {}, {})))}, NUMBERS)
+    return TransactionSet({"f": load(TransactionCode(Code("f", source, {}, {})))}, NUMBERS)
 
 
 def run(transactions: TransactionSet, stores: dict[str, TableStore]) -> list[str | None]:

@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millpond.code.tables import TableSpec
 from millpond.stores import compaction
+from millpond.stores.compaction import compact
 from millpond.stores.tables import TableStore
-from millpond.txn import TableSpec, abort, bind, compact, transaction
+from millpond.txn import TransactionSet, abort, transaction
 
 TABLES = {
     "owners": TableSpec("string", "name string, visits long", {"name": "nobody", "visits": 0}),
@@ -50,7 +52,7 @@ def bytes_of(stores: dict[str, TableStore]) -> int:
 
 
 def test_a_million_strings_and_probed_keys_stay_bounded() -> None:
-    transactions = bind({"visit": visit, "allow": allow}, TABLES)
+    transactions = TransactionSet({"visit": visit, "allow": allow}, TABLES)
     stores, plain = transactions.stores(), transactions.stores()
     sizes, rebuilt = [], 0
     for epoch in range(25):
@@ -72,7 +74,7 @@ def test_a_million_strings_and_probed_keys_stay_bounded() -> None:
 
 
 def test_what_is_of_use_stays_and_is_looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    transactions = bind({"allow": allow}, {"limits": TABLES["limits"]})
+    transactions = TransactionSet({"allow": allow}, {"limits": TABLES["limits"]})
     stores = transactions.stores()
     looks: list[int] = []
     sound = compaction._used_strings
@@ -95,7 +97,7 @@ def test_what_is_of_use_stays_and_is_looked_at_seldom(monkeypatch: pytest.Monkey
 def test_memory_that_runs_out_while_it_is_saved(
     where: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transactions = bind({"visit": visit, "allow": allow}, TABLES)
+    transactions = TransactionSet({"visit": visit, "allow": allow}, TABLES)
     stores = transactions.stores()
     transactions.run(events(0, 2_000), stores)
     was = {name: store.export() for name, store in stores.items()}

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from millpond import txn
-from millpond.txn import PLANS, TableSpec, TransactionSet, bind, transaction
+from millpond.code.tables import TableSpec
+from millpond.txn import PLANS, TransactionSet, transaction
 
 LONGS = TableSpec("long", "balance long, count long", {"balance": 0, "count": 0})
 
@@ -103,7 +104,7 @@ def start_of(keys: int, balance: int = 1000) -> pa.Table:
 
 def test_money_is_conserved_under_every_plan() -> None:
     rng = np.random.default_rng(1)
-    transactions = bind({"transfer": transfer}, {"accounts": LONGS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": LONGS})
     epochs = [
         pa.table(
             {
@@ -126,7 +127,7 @@ def test_money_is_conserved_under_every_plan() -> None:
 
 def test_a_ring_over_three_tables_holds_at_every_epoch() -> None:
     rng = np.random.default_rng(2)
-    transactions = bind({"ring": ring}, dict.fromkeys("abc", LONGS))
+    transactions = TransactionSet({"ring": ring}, dict.fromkeys("abc", LONGS))
     stores = {plan: transactions.stores() for plan in PLANS}
     for tables in stores.values():
         for store in tables.values():
@@ -155,7 +156,7 @@ def test_a_ring_over_three_tables_holds_at_every_epoch() -> None:
 
 def test_chains_of_single_keys_keep_their_aborts() -> None:
     rng = np.random.default_rng(3)
-    transactions = bind({"deposit": deposit}, {"accounts": LONGS})
+    transactions = TransactionSet({"deposit": deposit}, {"accounts": LONGS})
     events = pa.table(
         {
             "time": rng.integers(0, 9, 4000),
@@ -181,7 +182,7 @@ def lists(rng: np.random.Generator, count: int, keys: int, amount: int) -> pa.Ta
 
 def test_independent_operations_run_apart() -> None:
     rng = np.random.default_rng(4)
-    transactions = bind({"alter": alter, "deposit": deposit}, {"accounts": LONGS})
+    transactions = TransactionSet({"alter": alter, "deposit": deposit}, {"accounts": LONGS})
     events = {
         "alter": lists(rng, 1500, 200, 9),
         "deposit": pa.table(
@@ -196,7 +197,7 @@ def test_independent_operations_run_apart() -> None:
 
 def test_a_fault_that_couples_chains_puts_the_epoch_back() -> None:
     rng = np.random.default_rng(5)
-    transactions = bind({"alter": alter}, {"accounts": LONGS})
+    transactions = TransactionSet({"alter": alter}, {"accounts": LONGS})
     found = outcomes(transactions, [lists(rng, 500, 100, 2**61)], start_of(100, 2**62))
     check_equal(found)
     assert found["chains"][2][0]["redone"]
@@ -205,7 +206,7 @@ def test_a_fault_that_couples_chains_puts_the_epoch_back() -> None:
 
 def test_the_planner_counts_and_chooses() -> None:
     rng = np.random.default_rng(6)
-    transactions = bind({"heavy": heavy}, {"accounts": LONGS})
+    transactions = TransactionSet({"heavy": heavy}, {"accounts": LONGS})
     few = pa.table({"time": np.arange(10), "dst": np.arange(10), "amount": np.full(10, 5)})
     many = pa.table(
         {"time": np.arange(300_000), "dst": rng.integers(0, 9000, 300_000), "amount": np.full(300_000, 1)}
@@ -221,7 +222,7 @@ def test_the_planner_counts_and_chooses() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_number_of_threads_changes_nothing(threads: int) -> None:
     rng = np.random.default_rng(7)
-    transactions = bind({"transfer": transfer}, {"accounts": LONGS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": LONGS})
     # Pairs of neighbours only: many components, and wide rounds.
     src = rng.integers(0, 20_000, 30_000) * 2
     events = pa.table(
@@ -243,7 +244,7 @@ def repeated(accounts, src: int, dst: int, amounts: list):  # type: ignore[no-un
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_loops_over_rows_from_outside(plan: str) -> None:
-    transactions = bind({"repeated": repeated}, {"accounts": LONGS})
+    transactions = TransactionSet({"repeated": repeated}, {"accounts": LONGS})
     rng = np.random.default_rng(5)
     amounts = pa.array([list(range(n % 3)) for n in range(3_000)], pa.list_(pa.int64()))
     keys = rng.integers(0, 2_000, (2, 3_000))

@@ -17,9 +17,10 @@ from txn_grammar import RESULTS, SCHEMA, TABLES, epochs, function_sets
 from txn_oracle import OracleTable, run_serially
 
 from millpond.code.capture import Code
+from millpond.code.tables import TransactionCode
 from millpond.errors import RuleInterpreted
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.txn import PLANS, TransactionCode, TransactionSet, bind, load
+from millpond.txn import PLANS, TransactionSet, load
 from millpond.txn.compiler import codegen
 from millpond.txn.compiler.values import CannotCompile
 
@@ -31,7 +32,7 @@ def transactions_of(sources: dict[str, str]) -> TransactionSet:
         kind: load(TransactionCode(Code(kind, "import math\n" + source, {}, {"math": "math"})))
         for kind, source in sources.items()
     }
-    return bind(functions, TABLES)
+    return TransactionSet(functions, TABLES)
 
 
 def interpreted(sources: dict[str, str]) -> TransactionSet:

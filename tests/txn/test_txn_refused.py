@@ -8,8 +8,9 @@ import textwrap
 import pytest
 
 from millpond import txn
+from millpond.code.tables import TableSpec
 from millpond.errors import BadTransaction
-from millpond.txn import TableSpec, bind, transaction
+from millpond.txn import TransactionSet, transaction
 from millpond.txn.compiler.analysis import analyse
 
 REFUSED = [
@@ -62,9 +63,9 @@ def test_binding_refuses_what_the_tables_do_not_have() -> None:
         accounts[k].x = 1
 
     with pytest.raises(BadTransaction, match="has no column 'x'"):
-        bind({"f": f}, {"accounts": TableSpec("long", "balance long")})
+        TransactionSet({"f": f}, {"accounts": TableSpec("long", "balance long")})
     with pytest.raises(BadTransaction, match="there is none of that name"):
-        bind({"f": f}, {"books": TableSpec("long", "x long")})
+        TransactionSet({"f": f}, {"books": TableSpec("long", "x long")})
 
 
 def test_only_abort_may_be_used_of_the_package() -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millpond import txn
+from millpond.code.tables import TableSpec, TransactionSetCode
 from millpond.errors import (
     Aborted,
     BadOption,
@@ -20,7 +21,8 @@ from millpond.errors import (
     UnknownKind,
     WrongColumn,
 )
-from millpond.txn import TableSpec, bind, load_transactions, transaction
+from millpond.stores.tables import TableStore
+from millpond.txn import TransactionSet, load_transactions, transaction
 
 ACCOUNTS = TableSpec("long", "balance long", {"balance": 0})
 STRICT = TableSpec("string", "n long, ratio double, name string, ok boolean, at timestamp")
@@ -85,7 +87,7 @@ def balances(stores: Any) -> dict[Any, Any]:
     return {row["key"]: row["balance"] for row in stores["accounts"].snapshot().to_pylist()}
 
 
-def started(transactions: txn.TransactionSet, **rows: int) -> dict[str, txn.TableStore]:
+def started(transactions: txn.TransactionSet, **rows: int) -> dict[str, TableStore]:
     stores = transactions.stores()
     keys = [int(name[1:]) for name in rows]
     stores["accounts"].load(pa.table({"key": keys, "balance": list(rows.values())}))
@@ -93,7 +95,7 @@ def started(transactions: txn.TransactionSet, **rows: int) -> dict[str, txn.Tabl
 
 
 def test_a_transfer_moves_money_or_aborts() -> None:
-    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": ACCOUNTS})
     stores = started(transactions, _1=100)
     out = run(transactions, stores, src=[1, 1, 2], dst=[2, 2, 3], amount=[70, 70, 20])
     assert [(row["committed"], row["reason"], row["r0"]) for row in out] == [
@@ -103,7 +105,7 @@ def test_a_transfer_moves_money_or_aborts() -> None:
 
 
 def test_time_decides_not_the_order_of_rows() -> None:
-    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": ACCOUNTS})
     stores = started(transactions, _1=100)
     table = pa.table(
         {"time": [9, 1, 1], "seq": [0, 5, 2], "src": [1, 1, 1], "dst": [2, 3, 4], "amount": [60, 60, 60]}
@@ -114,7 +116,7 @@ def test_time_decides_not_the_order_of_rows() -> None:
 
 
 def test_an_overflow_undoes_what_was_written_before_it() -> None:
-    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": ACCOUNTS})
     stores = started(transactions, _1=100, _2=HIGHEST)
     out = run(transactions, stores, src=[1], dst=[2], amount=[1])
     assert out == [{"event": 0, "committed": False, "reason": "overflow", "r0": None}]
@@ -122,7 +124,7 @@ def test_an_overflow_undoes_what_was_written_before_it() -> None:
 
 
 def test_faults_abort_their_transaction_only() -> None:
-    transactions = bind({"divide": divide}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"divide": divide}, {"accounts": ACCOUNTS})
     stores = started(transactions, _1=-10)
     out = run(transactions, stores, src=[1, 1, 1, 1], dst=[5, 6, 7, 8], amount=[0, 2, -1, 3])
     assert [row["reason"] for row in out] == [
@@ -136,7 +138,7 @@ def test_faults_abort_their_transaction_only() -> None:
 
 
 def test_a_missing_key_without_default_aborts_and_a_write_makes_the_row() -> None:
-    transactions = bind({"strict": strict, "make": make}, {"things": STRICT})
+    transactions = TransactionSet({"strict": strict, "make": make}, {"things": STRICT})
     stores = transactions.stores()
     table = pa.table(
         {
@@ -167,7 +169,7 @@ def test_a_missing_key_without_default_aborts_and_a_write_makes_the_row() -> Non
 
 
 def test_a_null_field_aborts() -> None:
-    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": ACCOUNTS})
     stores = started(transactions, _1=100)
     out = run(transactions, stores, src=[1, None, 1], dst=[2, 2, 2], amount=[1, 1, 1])
     assert [row["reason"] for row in out] == [None, "field 'src' is null", None]
@@ -175,7 +177,7 @@ def test_a_null_field_aborts() -> None:
 
 
 def test_what_cannot_be_compiled_runs_interpreted_with_a_warning() -> None:
-    transactions = bind({"shout": shout, "make": make}, {"things": STRICT})
+    transactions = TransactionSet({"shout": shout, "make": make}, {"things": STRICT})
     stores = transactions.stores()
     table = pa.table(
         {
@@ -208,7 +210,7 @@ def test_the_interpreter_gives_what_the_compiler_gives(monkeypatch: pytest.Monke
     kinds = rng.choice(["transfer", "divide"], 200)
     outcomes = []
     for interpreted in (False, True):
-        transactions = bind({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
+        transactions = TransactionSet({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
         stores = started(transactions, _1=100, _2=HIGHEST)
         if interpreted:
             monkeypatch.setattr(
@@ -227,9 +229,9 @@ def test_the_interpreter_gives_what_the_compiler_gives(monkeypatch: pytest.Monke
 def test_a_set_travels_as_text() -> None:
     import msgspec
 
-    transactions = bind({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"transfer": transfer, "divide": divide}, {"accounts": ACCOUNTS})
     text = msgspec.json.encode(transactions.message)
-    again = load_transactions(msgspec.json.decode(text, type=txn.TransactionSetCode))
+    again = load_transactions(msgspec.json.decode(text, type=TransactionSetCode))
     stores, others = started(transactions, _1=50), started(again, _1=50)
     table = events(kind=["transfer", "divide"], src=[1, 1], dst=[2, 2], amount=[20, 4])
     assert transactions.run(table, stores).outputs.equals(again.run(table, others).outputs)
@@ -237,7 +239,7 @@ def test_a_set_travels_as_text() -> None:
 
 
 def test_bad_events_change_nothing() -> None:
-    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": ACCOUNTS})
     stores = started(transactions, _1=50)
     good = {"src": [1], "dst": [2], "amount": [1]}
     with pytest.raises(UnknownKind, match="'pay'"):
@@ -260,7 +262,7 @@ def test_the_function_itself_is_plain_python() -> None:
 
 
 def test_an_empty_epoch_gives_an_empty_table() -> None:
-    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": ACCOUNTS})
     out = transactions.run(
         events(src=np.empty(0, int), dst=np.empty(0, int), amount=np.empty(0, int)), transactions.stores()
     )
@@ -269,7 +271,7 @@ def test_an_empty_epoch_gives_an_empty_table() -> None:
 
 
 def test_tables_are_copied_exported_and_loaded() -> None:
-    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": ACCOUNTS})
     stores = started(transactions, _3=1, _1=100)
     copy = stores["accounts"].copy(stores["accounts"].strings.copy())
     run(transactions, stores, src=[1], dst=[9], amount=[10])
@@ -292,11 +294,11 @@ def test_tables_are_copied_exported_and_loaded() -> None:
 )
 def test_table_types_are_checked(spec: TableSpec, error: type[Exception]) -> None:
     with pytest.raises(error):
-        bind({}, {"t": spec})
+        TransactionSet({}, {"t": spec})
 
 
 def test_a_value_of_another_type_than_its_column_is_refused_with_the_line() -> None:
-    transactions = bind({"make": make}, {"things": STRICT})
+    transactions = TransactionSet({"make": make}, {"things": STRICT})
     with pytest.raises(
         BadTransaction, match=rf"line {make.tree.body[0].lineno}: things\[who\].name is a string column"
     ):
@@ -321,7 +323,7 @@ def number(things, who: str, n: int):  # type: ignore[no-untyped-def]
 
 
 def test_a_result_of_another_type_aborts_its_transaction_only() -> None:
-    transactions = bind({"odd": odd}, {"things": STRICT})
+    transactions = TransactionSet({"odd": odd}, {"things": STRICT})
     stores = transactions.stores()
     with pytest.warns(RuleInterpreted):
         out = run(transactions, stores, who=["a", "b", "c"], n=[3, 4, 5])
@@ -334,7 +336,7 @@ def test_a_result_of_another_type_aborts_its_transaction_only() -> None:
 
 
 def test_kinds_that_share_a_result_agree_on_its_type() -> None:
-    transactions = bind({"text": text, "number": number}, {"things": STRICT})
+    transactions = TransactionSet({"text": text, "number": number}, {"things": STRICT})
     stores = transactions.stores()
     with pytest.raises(BadTransaction, match="'said' is a long, not a string"):
         run(transactions, stores, kind=["text", "number"], who=["a", "b"], n=[1, 2])
@@ -352,7 +354,7 @@ def test_names_of_fields_do_not_meet_those_of_kernels() -> None:
         things[st].n = x1 + out0_0
         return x1
 
-    transactions = bind({"names": names}, {"things": STRICT})
+    transactions = TransactionSet({"names": names}, {"things": STRICT})
     out = run(
         transactions, transactions.stores(), st=["a"], log=[[1, 2]], offsets=[[10]], out0_0=[100], k=[3]
     )
@@ -367,7 +369,7 @@ def test_what_numba_refuses_after_all_is_interpreted(monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> Any:
         raise TypingError("no")
 
-    transactions = bind({"transfer": transfer}, {"accounts": ACCOUNTS})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": ACCOUNTS})
     stores = started(transactions, _1=100)
     monkeypatch.setattr(codegen, "kernel", fail)
     with pytest.warns(RuleInterpreted, match="'transfer' runs interpreted"):

@@ -13,10 +13,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from test_txn_random import EXAMPLES, interpreted, transactions_of
 from txn_grammar import SCHEMA, epochs, function_sets
 
+from millpond.code.tables import TableSpec
 from millpond.errors import RuleInterpreted
 from millpond.stores import tables
 from millpond.stores.key_index import KeyIndex
-from millpond.txn import Outcome, TableSpec, TableStore, TransactionSet, bind, transaction
+from millpond.stores.tables import TableStore
+from millpond.txn import Outcome, TransactionSet, transaction
 from millpond.txn.run import execution, plans
 
 Stores = dict[str, TableStore]
@@ -49,7 +51,7 @@ BANK = {
 
 
 def bank() -> TransactionSet:
-    return bind({"transfer": transfer, "rename": rename, "reach": reach}, BANK)
+    return TransactionSet({"transfer": transfer, "rename": rename, "reach": reach}, BANK)
 
 
 def some_events(count: int, keys: int, seed: int) -> dict[str, pa.Table]:

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pyarrow as pa
 
-from millpond.txn import TableSpec
+from millpond.code.tables import TableSpec
 
 TABLES = {
     "a": TableSpec(

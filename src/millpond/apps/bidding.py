@@ -10,7 +10,7 @@ import pyarrow as pa
 import millpond as mp
 from millpond.apps.transaction_demo import KEYS, RATE, SECONDS, Application, show
 from millpond.apps.transaction_events import Spread, kinds_of, lists, only, skewed, spread
-from millpond.txn import TableSpec
+from millpond.code.tables import TableSpec
 
 TABLES = {
     "items": TableSpec(key="long", value="price long, stock long", default={"price": 100, "stock": 1_000})

@@ -10,7 +10,7 @@ import pyarrow as pa
 import millpond as mp
 from millpond.apps.transaction_demo import KEYS, RATE, SECONDS, Application, show
 from millpond.apps.transaction_events import Spread, kinds_of, only, skewed, spread
-from millpond.txn import TableSpec
+from millpond.code.tables import TableSpec
 
 TABLES = {
     "accounts": TableSpec(key="long", value="balance long", default={"balance": 1_000}),

@@ -13,7 +13,7 @@ import pyarrow as pa
 import millpond as mp
 from millpond.apps.transaction_demo import RATE, SECONDS, Application, show
 from millpond.apps.transaction_events import skewed
-from millpond.txn import TableSpec
+from millpond.code.tables import TableSpec
 
 TABLES = {
     "speeds": TableSpec(

@@ -26,8 +26,9 @@ from millpond.code.rules import latest
 from millpond.errors import BadOption
 from millpond.kernels import warm_up
 from millpond.kernels.hashing import slices_of
-from millpond.kernels.partition import place
-from millpond.stores.keys import KeyKind, Keys
+from millpond.kernels.partition import slice_places
+from millpond.schema import KeyKind
+from millpond.stores.keys import Keys
 from millpond.stores.rows import restore, spread
 from millpond.stores.versioned import VersionedSlice
 
@@ -91,7 +92,7 @@ class Slices:
 
 def _routed(batch: pa.RecordBatch) -> tuple[Keys, NDArray[np.int64], NDArray[np.int64], list[int]]:
     keys = Keys.from_arrow(batch["k"])
-    places, starts = place(slices_of(keys.hashes, SLICES), SLICES)
+    places, starts = slice_places(slices_of(keys.hashes, SLICES), SLICES)
     return keys.spread(places), spread(batch["t"].to_numpy(), places), places, starts.tolist()
 
 

@@ -33,7 +33,8 @@ from millpond.apps import bidding, grep_sum, ledger, tolls
 from millpond.bench import transactions_schemes as schemes
 from millpond.bench import transactions_spark
 from millpond.bench.report import WIDE
-from millpond.txn import TableStore, TransactionSet, bind
+from millpond.stores.tables import TableStore
+from millpond.txn import TransactionSet
 from millpond.txn.run import plans
 from millpond.txn.run.execution import EpochRun
 
@@ -85,7 +86,7 @@ def case(app: ModuleType, count: int, interval: int | None = None, **options: An
     events = app.events(count, **options)
     step = interval or count
     epochs = [events.slice(start, step).combine_chunks() for start in range(0, count, step)]
-    return Case(bind(app.KINDS, app.TABLES), epochs, keys)
+    return Case(TransactionSet(app.KINDS, app.TABLES), epochs, keys)
 
 
 def run_once(

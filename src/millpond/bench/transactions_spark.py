@@ -36,7 +36,8 @@ from millpond.bench import transactions_peers as peers
 from millpond.bench.adcamp import cpu_seconds, timed
 from millpond.bench.adcamp_peers import find_redis, redis_server
 from millpond.bench.report import WIDE
-from millpond.txn import TableStore, TransactionSet, bind
+from millpond.stores.tables import TableStore
+from millpond.txn import TransactionSet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,7 +112,7 @@ class _Bench:
         self._folder = folder
         self._progress = progress
         self._app = APPS[name]
-        self._program: TransactionSet = bind(self._app.KINDS, self._app.TABLES)
+        self._program: TransactionSet = TransactionSet(self._app.KINDS, self._app.TABLES)
         self._rates: dict[str, float] = {}
         self._cpu_rates: dict[str, float] = {}
         self._facts: dict[str, dict[str, Any]] = {}

@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.client.routing import ContainerRows, arrange, counts_of, gather, route, split
+from millpond.client.receipts import receipt_of
+from millpond.client.routing import ContainerRows, arrange, counts_of, in_order_asked, route, split
+from millpond.client.runs import Runs
 from millpond.durable.files import Files
 from millpond.errors import BadOption, CodeFailed, MessageTooLarge, Moved, Unavailable
 from millpond.runtime import Runtime, Threads
 from millpond.stores.keys import Keys
-from millpond.stores.rows import digest_rows, spread
+from millpond.stores.rows import spread
 from millpond.times import Progress
 from millpond.wire.base import Call, SliceId
 from millpond.wire.connection import Connection, Dialer, SlicedBatch
@@ -56,6 +58,7 @@ class Client:
         self.files = files
         """Where the root is; None for the disk of this machine."""
         self.runtime = runtime or Threads(threads=8, name="millpond-client")
+        self.runs = Runs()
         self._coordinator = coordinator
         self._dial = dial
         self._lock = self.runtime.lock()
@@ -76,16 +79,22 @@ class Client:
         return {spec.name: cast(S, spec) for spec in listed}
 
     def placement(self) -> Placement:
+        """Who serves which slice, as far as this client knows. Nobody waits while it asks, but those who ask."""
+        self._check_open()
+        placement = self._placement
+        if placement is not None:
+            return placement
+        placement = self._coordinator.call(Locate())
         with self._lock:
-            if self._placement is None:
-                self._check_open()
-                self._placement = self._coordinator.call(Locate())
-                # Connections to containers that have ended are let go.
-                serving = {info.address for info in self._placement.containers}
-                self._connections = {
-                    address: kept for address, kept in self._connections.items() if address in serving
-                }
-            return self._placement
+            if self._placement is not None and self._placement.version > placement.version:
+                return self._placement
+            self._placement = placement
+            # Connections to containers that have ended are let go.
+            serving = {info.address for info in placement.containers}
+            self._connections = {
+                address: connection for address, connection in self._connections.items() if address in serving
+            }
+        return placement
 
     def stage(
         self,
@@ -100,6 +109,7 @@ class Client:
 
         nbytes = keys.nbytes + sum(column.nbytes for column in values)
         spans = _parts(len(times), nbytes, ROWS_MAX)
+        keys = keys.hashed()
 
         def send() -> list[Any]:
             placement = self.placement()
@@ -114,20 +124,13 @@ class Client:
                 ]
                 for portion in split(routed, schema, columns, placement):
                     batches[portion.container].append(portion.rows)
-            return self._map(
+            return self.runtime.map(
                 lambda item: self._connection(placement, item[0]).exchange(message, item[1]).message,
                 list(batches.items()),
             )
 
         staged: list[StageDone] = self._retry(send)
-        return Receipt(
-            partition=message.partition,
-            attempt=message.attempt,
-            rows=sum(answer.rows for answer in staged),
-            late=late,
-            digest=sum(answer.digest for answer in staged) % (1 << 64),
-            time_max=int(times.max()) if len(times) else None,
-        )
+        return _receipt(message, staged, times, late)
 
     def stage_events(
         self, message: Stage, home: SliceId, events: pa.Table, times: npt.NDArray[np.int64], late: int
@@ -143,21 +146,7 @@ class Client:
             answer: Any = connection.exchange(message, sliced).message
             return answer
 
-        staged: StageDone = self._retry(send)
-        newest = int(times.max()) if len(times) else None
-        return Receipt(message.partition, message.attempt, staged.rows, late, staged.digest, newest)
-
-    def digest(
-        self,
-        partition: int,
-        keys: Keys,
-        times: npt.NDArray[np.int64],
-        values: Sequence[pa.Array],
-        late: int,
-    ) -> Receipt:
-        """The receipt that staging these rows would give, without sending them: to recognise a replay."""
-        digest = digest_rows(keys, times, values) if len(times) else 0
-        return Receipt(partition, 0, len(times), late, digest, int(times.max()) if len(times) else None)
+        return _receipt(message, [self._retry(send)], times, late)
 
     def fetch(
         self,
@@ -170,6 +159,7 @@ class Client:
     ) -> list[pa.ChunkedArray]:
         """The answers, one column each, in the order of the questions. `schema` is that of the answers."""
         asked = shape.questions if lows is None else shape.ranged_questions
+        keys = keys.hashed()
 
         def ask(start: int, stop: int) -> list[pa.Array]:
             low = None if lows is None else lows[start:stop]
@@ -224,7 +214,7 @@ class Client:
             assert batch is not None
             return batch
 
-        return gather(portions, self._map(ask, portions), routed.places)
+        return in_order_asked(portions, self.runtime.map(ask, portions), routed.places)
 
     def read(self, state: str, at: Progress, slices: Sequence[int] | None = None) -> pa.Table:
         """One row per key: of all slices, or of some."""
@@ -235,7 +225,7 @@ class Client:
             for number in range(placement.slices) if slices is None else slices:
                 wanted.setdefault(placement.owners[number], []).append(SliceId(number))
             return pa.concat_tables(
-                self._map(
+                self.runtime.map(
                     lambda item: self._connection(placement, item[0]).read(ReadSlices(state, at, item[1])),
                     list(wanted.items()),
                 )
@@ -260,6 +250,7 @@ class Client:
         return pa.Table.from_batches([batch])
 
     def close(self) -> None:
+        """Nothing is asked from now on. What is being asked has a few seconds to end, and is then left to itself."""
         self._closed = True
         self.runtime.close()
         with self._lock:
@@ -279,6 +270,7 @@ class Client:
         if info is None:
             raise Unavailable(f"container {container} is not up", address="")
         with self._lock:
+            self._check_open()
             if info.address not in self._connections:
                 self._connections[info.address] = self._dial(info.address)
             return self._connections[info.address]
@@ -309,8 +301,10 @@ class Client:
                         hint="mend the function, or give the pond more memory; containers' logs are under the root",
                     ) from None
 
-    def _map(self, work: Callable[[Any], _T], items: list[Any]) -> list[_T]:
-        return self.runtime.map(work, items)
+
+def _receipt(message: Stage, staged: Sequence[StageDone], times: npt.NDArray[np.int64], late: int) -> Receipt:
+    digest = sum(answer.digest for answer in staged)
+    return receipt_of(message.partition, times, late, digest, attempt=message.attempt)
 
 
 def _pids(placement: Placement) -> set[int]:

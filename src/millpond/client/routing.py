@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.kernels.hashing import slices_of
-from millpond.kernels.partition import inverse, place
+from millpond.kernels.partition import inverse, slice_places
 from millpond.stores.keys import Keys
 from millpond.stores.rows import restore
 from millpond.wire.connection import SlicedBatch
@@ -33,7 +33,7 @@ class ContainerRows(NamedTuple):
 
 
 def route(keys: Keys, slices: int) -> Route:
-    return Route(*place(slices_of(keys.hashes, slices), slices))
+    return Route(*slice_places(slices_of(keys.hashes, slices), slices))
 
 
 def arrange(columns: Sequence[pa.Array], places: npt.NDArray[np.int64]) -> list[pa.Array]:
@@ -68,7 +68,7 @@ def _runs(mine: npt.NDArray[np.bool_], starts: npt.NDArray[np.int64]) -> list[tu
     return [(start, stop) for start, stop in runs if stop > start]
 
 
-def gather(
+def in_order_asked(
     portions: Sequence[ContainerRows], answers: Sequence[pa.RecordBatch], places: npt.NDArray[np.int64]
 ) -> list[pa.Array]:
     """The answers of all portions, column by column, in the order that the rows had before they were routed."""

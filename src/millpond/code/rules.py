@@ -1,6 +1,6 @@
 """Rules: what runs beside the state when a row updates it, a row asks it, or old values are compacted.
 
-A rule is a small frozen value. Those of Millpond travel by name, a user's own as source text (`usercode`).
+A rule is a small frozen value. Those of Millpond travel by name, a user's own as source text (`code.capture`).
 """
 
 from __future__ import annotations

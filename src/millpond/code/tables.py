@@ -52,6 +52,11 @@ class TableSpec(msgspec.Struct, frozen=True, dict=True):
         return schema.field(0)
 
     @property
+    def schema(self) -> pa.Schema:
+        """The columns as users see them: the key, then the rest."""
+        return pa.schema([self.key_field, *self.columns])
+
+    @property
     def key_type(self) -> pa.DataType:
         return self.key_field.type
 

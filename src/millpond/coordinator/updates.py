@@ -19,7 +19,15 @@ from millpond.coordinator.records import (
     ResidentRecord,
     UpdaterRecord,
 )
-from millpond.errors import EpochChanged, EpochOutOfOrder, OtherQuery, StageLost, WrongType, updater_finished
+from millpond.errors import (
+    EpochChanged,
+    EpochOutOfOrder,
+    OtherQuery,
+    StageLost,
+    WrongType,
+    updater_finished,
+    wrong_time_kind,
+)
 from millpond.times import TIME_MIN, Progress
 from millpond.wire.base import Turn
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History
@@ -174,7 +182,7 @@ def report(pond: PondRecord, message: Report) -> PondRecord:
     """Explicit progress. It never goes back: a lower value changes nothing."""
     resident = resident_of(pond, message.resident)
     if message.time_kind and resident.time_kind and message.time_kind != resident.time_kind:
-        raise _wrong_kind(message.resident, resident.time_kind, message.time_kind)
+        raise wrong_time_kind(repr(message.resident), resident.time_kind, message.time_kind)
     resident = replace(resident, time_kind=resident.time_kind or message.time_kind)
     if message.update is not None:
         updater = _updater_of(resident, message.name)
@@ -224,17 +232,7 @@ def _check_time_kind(resident: ResidentRecord, message: CommitEpoch) -> None:
             actual=message.time_kind,
         )
     if message.time_kind and resident.time_kind and message.time_kind != resident.time_kind:
-        raise _wrong_kind(message.resident, resident.time_kind, message.time_kind)
-
-
-def _wrong_kind(name: str, expected: str, actual: str) -> WrongType:
-    return WrongType(
-        f"the times of {name!r} are of kind {expected}, not {actual}",
-        hint=f"cast the time column to {expected}" if expected == "timestamp" else "give an integer",
-        column="",
-        expected=expected,
-        actual=actual,
-    )
+        raise wrong_time_kind(repr(message.resident), resident.time_kind, message.time_kind)
 
 
 def digest_of(message: CommitEpoch) -> int:

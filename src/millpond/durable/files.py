@@ -1,4 +1,4 @@
-"""The only way by which log, snapshots and journal touch a disk.
+"""The only way by which log, snapshots, manifests, journal, marks and waiting rows touch a disk.
 
 `Files` is what they need of a file system, and no more, so that a test can put one in its place that loses
 whatever was not synced (`millpond.testing.LossyFiles`). `OsFiles` is the real one.

@@ -29,8 +29,8 @@ def warm_up() -> None:
 
     hashes = hashing.hash_longs(longs)
     hashing.hash_bytes(offsets, data)
-    order, _ = partition.partition(hashing.slices_of(hashes, 4), 4)
-    partition.place(hashing.slices_of(hashes, 4), 4)
+    places, _ = partition.slice_places(hashing.slices_of(hashes, 4), 4)
+    order = partition.inverse(places)
     partition.scatter(longs, order, out)
     partition.gather(longs, order, out)
     partition.gather_bits(data, 0, order, data[:1].copy())

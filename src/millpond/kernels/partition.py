@@ -53,13 +53,7 @@ def gather_bits(
         out[byte] = packed
 
 
-def partition(slice_ids: NDArray[np.int32], slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`(order, starts)`: the rows of slice `s` are `order[starts[s]:starts[s + 1]]`, in their original order."""
-    places, starts = place(slice_ids, slices)
-    return inverse(places), starts
-
-
-def place(slice_ids: NDArray[np.int32], slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def slice_places(slice_ids: NDArray[np.int32], slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """`(places, starts)`: row i goes to `places[i]`, those of slice `s` to `starts[s]..starts[s + 1]`, in order."""
     places = np.empty(len(slice_ids), np.int64)
     starts = np.zeros(slices + 1, np.int64)

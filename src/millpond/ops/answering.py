@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.client.client import Client
+from millpond.client.runs import Run
 from millpond.errors import BadOption
 from millpond.ops import frames
 from millpond.ops.asking import Asking
@@ -38,18 +39,6 @@ class _Seen(NamedTuple):
 
     newest: int | None = None
     late: int = 0
-
-
-class _Run(NamedTuple):
-    """An operator's turn in a run of a query. A run has each epoch once, so that another operator is no replay."""
-
-    id: str | None
-    epoch: int
-    operator: int
-
-
-# The last turn that was answered in this process, by the root, the State and the fetcher's name.
-_answered: dict[tuple[str, str, str], _Run] = {}
 
 
 class Answering:
@@ -76,6 +65,7 @@ class Answering:
         self.name = name
         self.state = asking.state
         client.call(Register(asking.state, name, "fetcher"))
+        self._operator = client.runs.new_operator()
         self._place = (client.placement().root, asking.state, name)
 
     def __call__(self, rows: DataFrame | pa.Table, epoch: int) -> None:
@@ -88,8 +78,8 @@ class Answering:
     def _answer_frame(self, frame: DataFrame, epoch: int) -> None:
         asking, turn = self._asking, turn_of(epoch)
         frames.check_questions(frame, asking)
-        delay = self._delay_for(frames.kind_of(frame.schema, asking.high))
-        run = _Run(frames.run_of(frame), epoch, id(self))
+        delay = self._delay_for(frames.time_kind_of(frame.schema, asking.high))
+        run = Run(frames.run_of(frame), epoch, self._operator)
         self._check_alone(run)
         query = frames.query_of(frame) or LOCAL_QUERY
         pinned = self._client.call(Pin(asking.state, self.name, query, turn, self._history))
@@ -100,7 +90,7 @@ class Answering:
             asked = self._with_waiting(frame, pinned, rows)
             self._to(answers_of(self._client, asking, asked.filter(self._ready(asked, pinned))), epoch)
         self._end(query, turn, left, seen, delay)
-        _answered[self._place] = run
+        self._client.runs.note(self.state, self.name, run)
         rows.remove_before(pinned.oldest)
 
     def _answer_table(self, table: pa.Table, epoch: int, query: str = LOCAL_QUERY) -> None:
@@ -185,9 +175,8 @@ class Answering:
         with frames.as_query(spark, query):
             self._answer_frame(spark.createDataFrame([], kept(spark, rows, left, token).schema), turn.number)
 
-    def _check_alone(self, run: _Run) -> None:
-        last = _answered.get(self._place)
-        if run.id is not None and last is not None and last[:2] == run[:2] and last.operator != run.operator:
+    def _check_alone(self, run: Run) -> None:
+        if self._client.runs.is_taken(self.state, self.name, run):
             raise BadOption(
                 f"another fetch of the name {self.name!r} has answered rows in epoch {run.epoch} of this query",
                 hint="give each fetch of a query a name of its own",

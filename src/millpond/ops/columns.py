@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.errors import BadOption, NullKey, NullValue, WrongColumn, WrongType
+from millpond.errors import BadOption, NullKey, NullValue, WrongColumn, WrongType, wrong_time_kind
 from millpond.schema import cast_column
 from millpond.stores.keys import Keys, encode_keys
 from millpond.times import TimeKind, time_column
@@ -91,16 +91,15 @@ def times_of(table: pa.Table, name: str, expected: str) -> tuple[npt.NDArray[np.
     return times, kind
 
 
+def time_kind_in(table: pa.Table, name: str) -> TimeKind:
+    """What kind of time a column holds."""
+    return time_column(column_of(table, name).slice(0, 0), name)[1]
+
+
 def check_kind(name: str, kind: TimeKind, expected: str) -> None:
     """Refuses a time column of another kind than the State's; any will do where that is empty."""
     if expected and kind != expected:
-        raise WrongType(
-            f"the time column {name!r} is of kind {kind}, but the times of this state are of kind {expected}",
-            hint=f"cast the column to {expected}",
-            column=name,
-            expected=expected,
-            actual=kind,
-        )
+        raise wrong_time_kind("this state", expected, kind, name)
 
 
 def sequence_of(table: pa.Table, name: str) -> pa.Array:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from millpond.client.client import Client
 from millpond.errors import BadOption, EpochOutOfOrder, StageLost
+from millpond.ops.columns import time_kind_in
+from millpond.ops.intake import Part, Stager
 from millpond.times import TIME_MAX, TimeKind
 from millpond.wire.base import DRAINS_MAX, Turn
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History, Receipt
@@ -20,7 +24,7 @@ class StagedEpoch(NamedTuple):
     """What was staged for an epoch: the receipts that are to count, and the kind of time the rows have."""
 
     receipts: Sequence[Receipt]
-    kind: TimeKind
+    time_kind: TimeKind
 
 
 class EpochName(NamedTuple):
@@ -30,6 +34,14 @@ class EpochName(NamedTuple):
     operator: str
     query: str
     turn: Turn
+
+
+def stage_table(
+    client: Client, intake: Stager, table: pa.Table, plan: EpochPlan, query: str, turn: Turn
+) -> StagedEpoch:
+    """Stages an Arrow table, as the one partition of its epoch."""
+    receipt = intake.stage(client, table, plan, Part(query, turn, 0))
+    return StagedEpoch([receipt], time_kind_in(table, intake.at))
 
 
 def turn_of(number: object) -> Turn:
@@ -78,9 +90,9 @@ def commit(
                 CommitEpoch(
                     *epoch,
                     history,
-                    delay=delay(staged.kind),
+                    delay=delay(staged.time_kind),
                     late_below=plan.late_below,
-                    time_kind=staged.kind if any(r.rows or r.late for r in staged.receipts) else "",
+                    time_kind=staged.time_kind if any(r.rows or r.late for r in staged.receipts) else "",
                     receipts=list(staged.receipts),
                     work=work,
                 )

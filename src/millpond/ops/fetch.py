@@ -47,13 +47,7 @@ class Fetch:
         name: str | None,
         history: str = "continue",
     ) -> None:
-        if isolation not in ("committed", "uncommitted"):
-            raise BadOption(
-                f"isolation={isolation!r} is not a choice",
-                hint='isolation="committed" or isolation="uncommitted"',
-                option="isolation",
-            )
-        self.isolation = isolation
+        self.isolation = check_isolation(isolation)
         self._delay = delay
         self._history = check_history(history)
         self._asking = Asking(spec, key, at, between, into, rule)
@@ -128,9 +122,19 @@ class Fetch:
             return answered.unionByName(frame.filter(~ready), allowMissingColumns=True)
         missing = frame.filter(~ready).count()
         if missing:
-            kind = frames.kind_of(frame.schema, asking.high)
+            kind = frames.time_kind_of(frame.schema, asking.high)
             raise rows_waiting(missing, frame.count(), progress.update, kind)
         return answered
+
+
+def check_isolation(isolation: str) -> str:
+    if isolation not in ("committed", "uncommitted"):
+        raise BadOption(
+            f"isolation={isolation!r} is not a choice",
+            hint='isolation="committed" or isolation="uncommitted"',
+            option="isolation",
+        )
+    return isolation
 
 
 def rows_waiting(missing: int, rows: int, update_progress: Progress, kind: TimeKind) -> RowsWaiting:

@@ -87,10 +87,10 @@ class Stream:
                 f"{fetch!r} is no fetch", hint="for example stream.ask(state.fetch(...))", option="fetch"
             )
         child = Stream(self._flow, self._repeatable and fetch.isolation == "committed")
-        asking = fetch.to(lambda frame, epoch: self._flow.answered(child, frame, epoch))
-        self._flow.take_name("fetcher", asking.state, asking.name)
-        self.asks.append(asking)
-        self._flow.fetchers.append(asking)
+        fetcher = fetch.to(lambda frame, epoch: self._flow.answered(child, frame, epoch))
+        self._flow.take_name("fetcher", fetcher.state, fetcher.name)
+        self.asks.append(fetcher)
+        self._flow.fetchers.append(fetcher)
         return child
 
     def to(self, function: Callable[[DataFrame, int], Any]) -> Self:
@@ -158,8 +158,8 @@ class Flow:
         """Answers rows that wait at the fetches, as far as U allows: for a flow that has ended. What waits still."""
         turns: dict[str, Turn] = {}
         unfinished: set[str] = set()
-        for asking in self.fetchers:
-            pending = asking.pending()
+        for fetcher in self.fetchers:
+            pending = fetcher.pending()
             unfinished.update(pending.unfinished)
             for query, drain in pending.drains.items():
                 turns[query] = min(drain.turn, turns.get(query, drain.turn))
@@ -175,7 +175,7 @@ class Flow:
             with frames.as_query(spark, query):
                 empty = [(stream, spark.createDataFrame([], frame.schema)) for frame, stream in self._sources]
                 self._run(empty, turn.number)
-        return [asking.pending() for asking in self.fetchers]
+        return [fetcher.pending() for fetcher in self.fetchers]
 
     def take_name(self, role: str, state: str, name: str) -> None:
         """A name serves once: what bears it a second time in an epoch would be taken for a replay of the first."""
@@ -255,7 +255,7 @@ class Flow:
         for stream, frame in streams:
             for reporting in stream.reports:
                 frames.check_columns(frame, [reporting.at])
-                delay_for(frames.kind_of(frame.schema, reporting.at), reporting.delay)
+                delay_for(frames.time_kind_of(frame.schema, reporting.at), reporting.delay)
         for stream, frame in streams:
             for update in stream.updates:
                 update(frame, epoch)
@@ -271,7 +271,7 @@ class Flow:
         """What is to be said of an epoch, once it cannot run again."""
         if not self._reported:
             return []
-        waiting = [asking.pending().since for asking in self.fetchers]
+        waiting = [fetcher.pending().since for fetcher in self.fetchers]
         waits_since = min((since for since in waiting if since is not None), default=math.inf)
         newest: dict[tuple[int, str], int | None] = {}  # of a frame's column: looked for once
         reports = []
@@ -281,7 +281,7 @@ class Flow:
                 newest[column] = _newest(frame, reporting.at)
             time = newest[column]
             if time is not None:
-                kind = frames.kind_of(frame.schema, reporting.at)
+                kind = frames.time_kind_of(frame.schema, reporting.at)
                 check_kind(reporting.at, kind, self.client.call(AskProgress(reporting.state)).time_kind)
                 progress = min(max(time - delay_for(kind, reporting.delay), TIME_MIN), waits_since)
                 reports += [Report(reporting.state, name, None, progress) for name in reporting.names]

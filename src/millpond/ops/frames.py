@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from millpond.client.link import Link
     from millpond.ops.asking import Asking
-    from millpond.ops.intake import Intake
-    from millpond.ops.transactions import EventIntake
+    from millpond.ops.intake import Stager
 
 
 QUERY_ID = "sql.streaming.queryId"
@@ -86,12 +85,12 @@ def link_of(client: Client) -> Link:
 class Staging:
     """Stages a DataFrame's rows, one task a partition; the driver collects the receipts of those that count."""
 
-    def __init__(self, client: Client, intake: Intake | EventIntake, frame: DataFrame) -> None:
+    def __init__(self, client: Client, intake: Stager, frame: DataFrame) -> None:
         check_columns(frame, intake.columns)
         self._link = link_of(client)
         self._intake = intake
         self._frame = frame.select(*(quoted(name) for name in intake.columns))
-        self.kind = kind_of(frame.schema, intake.at)
+        self.time_kind = time_kind_of(frame.schema, intake.at)
 
     def __call__(self, plan: EpochPlan, turn: Turn, query: str) -> list[Receipt]:
         task = StageTask(self._link, self._intake, plan, turn, query)
@@ -134,10 +133,10 @@ def check_questions(frame: DataFrame, asking: Asking) -> None:
 
 def check_kinds(schema: StructType, asking: Asking, expected: str) -> None:
     """Refuses times of another kind than the State's, or than one another."""
-    kind = kind_of(schema, asking.high)
+    kind = time_kind_of(schema, asking.high)
     check_kind(asking.high, kind, expected)
     if asking.low is not None:
-        check_kind(asking.low, kind_of(schema, asking.low), kind)
+        check_kind(asking.low, time_kind_of(schema, asking.low), kind)
 
 
 @contextmanager
@@ -155,7 +154,7 @@ def errors_of_tasks() -> Iterator[None]:
         raise error_named(name)(message, hint=hint) from error
 
 
-def kind_of(schema: StructType, name: str) -> TimeKind:
+def time_kind_of(schema: StructType, name: str) -> TimeKind:
     """What kind of time a column holds."""
     simple = schema[name].dataType.simpleString()
     if simple in ("timestamp", "timestamp_ntz", "date"):

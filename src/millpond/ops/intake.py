@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.client import Client
-from millpond.container.holdings.state import check_values
+from millpond.client.receipts import receipt_of
 from millpond.errors import BadOption, LateRows, updater_finished
 from millpond.ops.columns import (
     Names,
@@ -24,6 +24,8 @@ from millpond.ops.columns import (
 )
 from millpond.stores.keys import Keys
 from millpond.stores.readiness import late_rows
+from millpond.stores.rows import digest_rows
+from millpond.stores.ruleset import check_values
 from millpond.times import TimeKind, delay_for, format_time, parse_duration
 from millpond.wire.base import Turn, check_name, writer_id
 from millpond.wire.epochs import EpochPlan, Receipt, Stage
@@ -47,9 +49,24 @@ class Part(NamedTuple):
     turn: Turn
     partition: int
 
-    def stage(self, resident: str, operator: str, attempt: int) -> Stage:
+    def message(self, resident: str, operator: str, attempt: int) -> Stage:
         """The message that announces them, as an attempt of its own."""
         return Stage(resident, writer_id(operator, self.query), self.turn, self.partition, attempt)
+
+
+class Stager(Protocol):
+    """How an operator's rows go to the containers; plain data that tasks can carry."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that it reads, each once."""
+
+    @property
+    def at(self) -> str:
+        """The column of times."""
+
+    def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> Receipt:
+        """Sends rows to their containers. Those of an epoch that is there already are only compared with it."""
 
 
 class Intake:
@@ -109,15 +126,13 @@ class Intake:
             len(times) - len(timely),
         )
 
-    def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> tuple[Receipt, TimeKind]:
-        """Sends rows to their containers. Those of an epoch that is there already are only compared with it."""
+    def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> Receipt:
         rows = self.rows(table, plan)
         if plan.replayed:
-            receipt = client.digest(part.partition, rows.keys, rows.times, rows.values, rows.late)
-        else:
-            message = part.stage(self.state, self.name, client.runtime.bits(62))
-            receipt = client.stage(message, self.rows_schema, rows.keys, rows.times, rows.values, rows.late)
-        return receipt, rows.kind
+            digest = digest_rows(rows.keys, rows.times, rows.values)
+            return receipt_of(part.partition, rows.times, rows.late, digest)
+        message = part.message(self.state, self.name, client.runtime.bits(62))
+        return client.stage(message, self.rows_schema, rows.keys, rows.times, rows.values, rows.late)
 
 
 def check_late(late: str) -> str:

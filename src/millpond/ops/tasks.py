@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from typing import Protocol
 
 import msgspec
 import pyarrow as pa
@@ -17,8 +16,7 @@ from millpond.client.link import Link
 from millpond.errors import MillpondError, error_named
 from millpond.kernels.memory import keep_freed_memory
 from millpond.ops.asking import Asking
-from millpond.ops.intake import Part
-from millpond.times import TimeKind
+from millpond.ops.intake import Part, Stager
 from millpond.wire.base import Turn
 from millpond.wire.epochs import EpochPlan, Receipt
 
@@ -54,14 +52,6 @@ class StageReply(msgspec.Struct, frozen=True):
         return self.receipt
 
 
-class Stager(Protocol):
-    """How an operator's rows go to the containers; plain data that tasks can carry."""
-
-    def stage(
-        self, client: Client, table: pa.Table, plan: EpochPlan, part: Part
-    ) -> tuple[Receipt, TimeKind]: ...
-
-
 class StageTask:
     """For `mapInArrow`: stages a partition and gives one row, the encoded reply."""
 
@@ -92,7 +82,7 @@ class StageTask:
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
         part = Part(self._query, self._turn, partition)
-        return self._intake.stage(client_of(self._link), table, self._plan, part)[0]
+        return self._intake.stage(client_of(self._link), table, self._plan, part)
 
 
 class FetchTask:

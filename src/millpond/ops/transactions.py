@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from millpond.client.client import Client
-from millpond.client.link import Link
-from millpond.container.holdings.group import check_outputs
+from millpond.client.receipts import receipt_of
 from millpond.errors import BadOption
 from millpond.ops import frames
 from millpond.ops.columns import as_table, check_column_name, column_of, times_of
-from millpond.ops.committing import EpochName, StagedEpoch, check_history, commit, turn_of
+from millpond.ops.committing import EpochName, StagedEpoch, check_history, commit, stage_table, turn_of
 from millpond.ops.intake import Part, check_late, timely_rows
-from millpond.ops.tasks import client_of
+from millpond.ops.outputs import EpochOutputs
 from millpond.stores.rows import digest_columns
-from millpond.times import TimeKind
-from millpond.txn import TransactionFunction, TransactionSet, bind
+from millpond.txn import TransactionFunction, TransactionSet
 from millpond.txn import transaction as as_transaction
-from millpond.wire.base import LOCAL_QUERY, SliceId, Turn, check_name, writer_id
+from millpond.wire.base import LOCAL_QUERY, Turn, check_name, writer_id
 from millpond.wire.epochs import EpochCommitted, EpochPlan, Receipt
 from millpond.wire.house import Register
-from millpond.wire.questions import AskProgress, ReadOutputs, ResidentProgress
+from millpond.wire.questions import AskProgress, ResidentProgress
 from millpond.wire.specs import GroupSpec, TransactionWork
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-# Rows of outputs that are worth a Spark task of their own.
-OUTPUT_ROWS = 1 << 15
 
 
 class EventIntake:
@@ -39,7 +33,7 @@ class EventIntake:
 
     def __init__(self, group: GroupSpec, name: str, at: str, late: str, schema: pa.Schema) -> None:
         self.group = group.name
-        self.home = home_of(group)
+        self.home = group.home_slice
         self.name = name
         self.at = at
         self.schema = schema
@@ -49,20 +43,18 @@ class EventIntake:
     def columns(self) -> list[str]:
         return list(self.schema.names)
 
-    def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> tuple[Receipt, TimeKind]:
-        """Sends events to the tables. Those of an epoch that is there already are only compared with it."""
+    def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> Receipt:
         events = table.cast(self.schema)
-        times, kind = times_of(events, self.at, plan.time_kind)
-        timely = timely_rows(times, plan, kind, self.group, self.name, self._late)
+        times, time_kind = times_of(events, self.at, plan.time_kind)
+        timely = timely_rows(times, plan, time_kind, self.group, self.name, self._late)
         late = 0
         if timely is not None:
             events, late, times = events.take(pa.array(timely)), len(times) - len(timely), times[timely]
-        if not plan.replayed:
-            message = part.stage(self.group, self.name, client.runtime.bits(62))
-            return client.stage_events(message, self.home, events, times, late), kind
-        digest = sum(digest_columns(batch.columns) for batch in events.to_batches()) % (1 << 64)
-        newest = int(np.max(times)) if len(times) else None
-        return Receipt(part.partition, 0, len(events), late, digest, newest), kind
+        if plan.replayed:
+            digest = sum(digest_columns(batch.columns) for batch in events.to_batches())
+            return receipt_of(part.partition, times, late, digest)
+        message = part.message(self.group, self.name, client.runtime.bits(62))
+        return client.stage_events(message, self.home, events, times, late)
 
 
 class Transactions:
@@ -100,8 +92,8 @@ class Transactions:
         self.name = check_name(name, "the transactions'")
         self._client = client
         self._group = group
-        self._program: TransactionSet = bind(functions, {table: group.tables[table] for table in tables})
-        self._kind = check_column_name(kind, "kind")
+        self._functions = TransactionSet(functions, {table: group.tables[table] for table in tables})
+        self._kind_column = check_column_name(kind, "kind")
         self._at = check_column_name(at, "at")
         self._seq = None if seq is None else check_column_name(seq, "seq")
         self._late = check_late(late)
@@ -110,7 +102,7 @@ class Transactions:
 
     def explain(self) -> str:
         """What each kind reads and writes, what depends on what, and how it runs."""
-        return self._program.explain()
+        return self._functions.explain()
 
     def progress(self) -> ResidentProgress:
         """How far each operator of the group has come (`updaters`), and how many events were late (`late`)."""
@@ -138,81 +130,39 @@ class Transactions:
         table, turn = as_table(rows), turn_of(epoch)
         intake = self._intake(table.schema.remove_metadata())
 
-        def stage(plan: EpochPlan) -> StagedEpoch:
-            receipt, kind = intake.stage(self._client, table, plan, Part(LOCAL_QUERY, turn, 0))
-            return StagedEpoch([receipt], kind)
-
-        committed = self._commit(intake, LOCAL_QUERY, turn, stage)
-        return self._outputs(LOCAL_QUERY, turn).read(self._client, 0, committed.rows)
+        self._commit(
+            intake,
+            LOCAL_QUERY,
+            turn,
+            lambda plan: stage_table(self._client, intake, table, plan, LOCAL_QUERY, turn),
+        )
+        return self._outputs(LOCAL_QUERY, turn).read(self._client)
 
     def _run_frame(self, frame: DataFrame, epoch: int) -> DataFrame:
         query, turn = frames.query_of(frame) or LOCAL_QUERY, turn_of(epoch)
         intake = self._intake(frames.arrow_schema(frame.schema))
         staging = frames.Staging(self._client, intake, frame)
         committed = self._commit(
-            intake, query, turn, lambda plan: StagedEpoch(staging(plan, turn, query), staging.kind)
+            intake, query, turn, lambda plan: StagedEpoch(staging(plan, turn, query), staging.time_kind)
         )
-        outputs = self._outputs(query, turn)
-        schema = frames.spark_schema(outputs.read(self._client, 0, 0).schema)
-        spark = frame.sparkSession
-        tasks = min(max(1, committed.rows // OUTPUT_ROWS), spark.sparkContext.defaultParallelism)
-        link = frames.link_of(self._client)
-        return spark.range(0, tasks, 1, tasks).mapInArrow(
-            OutputTask(link, outputs, committed.rows, tasks), schema
-        )
+        return self._outputs(query, turn).frame(self._client, frame.sparkSession, committed.rows)
 
     def _intake(self, schema: pa.Schema) -> EventIntake:
         for name in (self._at, *(() if self._seq is None else (self._seq,)), *schema.names):
             column_of(schema.empty_table(), name)
-        check_outputs(self._program, schema.names)
+        self._functions.check_events(schema.names)
         # Says what will be interpreted, and why, where the user reads it.
-        self._program.prepare(dict.fromkeys(self._program.kinds, schema))
+        self._functions.prepare(dict.fromkeys(self._functions.kinds, schema))
         return EventIntake(self._group, self.name, self._at, self._late, schema)
 
     def _commit(
         self, intake: EventIntake, query: str, turn: Turn, stage: Callable[[EpochPlan], StagedEpoch]
     ) -> EpochCommitted:
         schema = intake.schema.serialize().to_pybytes()
-        work = TransactionWork(self._program.message, self._kind, self._at, self._seq, schema)
+        work = TransactionWork(self._functions.message, self._kind_column, self._at, self._seq, schema)
         name = EpochName(self._group.name, self.name, query, turn)
         return commit(self._client, name, stage, lambda kind: 0, work, self._history)
 
-    def _outputs(self, query: str, turn: Turn) -> OutputsPlace:
-        return OutputsPlace(self._group.name, home_of(self._group), writer_id(self.name, query), turn)
-
-
-def home_of(group: GroupSpec) -> SliceId:
-    assert group.home is not None, "a group that was opened has a home"
-    return SliceId(group.home)
-
-
-class OutputsPlace(NamedTuple):
-    """Where the outputs of an epoch are."""
-
-    resident: str
-    home: SliceId
-    writer: str
-    turn: Turn
-
-    def read(self, client: Client, start: int, stop: int) -> pa.Table:
-        message = ReadOutputs(self.resident, self.writer, self.turn, start, stop)
-        return client.ask_home(self.home, lambda connection: connection.read(message))
-
-
-class OutputTask:
-    """For `mapInArrow` over the numbers of tasks: gives each its share of the outputs."""
-
-    def __init__(self, link: Link, outputs: OutputsPlace, rows: int, tasks: int) -> None:
-        self._link = link
-        self._outputs = outputs
-        self._rows = rows
-        self._tasks = tasks
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                start, stop = (self._rows * place // self._tasks for place in (number, number + 1))
-                # In pieces: Spark takes the one while the next comes.
-                for first in range(start, stop, OUTPUT_ROWS):
-                    piece = self._outputs.read(client_of(self._link), first, min(first + OUTPUT_ROWS, stop))
-                    yield from piece.to_batches()
+    def _outputs(self, query: str, turn: Turn) -> EpochOutputs:
+        slices = tuple(self._group.places(self._client.placement().slices))
+        return EpochOutputs(self._group.name, slices, writer_id(self.name, query), turn)

@@ -11,8 +11,8 @@ import pyarrow as pa
 from millpond.client.client import Client
 from millpond.ops import frames
 from millpond.ops.columns import Names, as_table
-from millpond.ops.committing import EpochName, StagedEpoch, check_history, commit, turn_of
-from millpond.ops.intake import Intake, Part
+from millpond.ops.committing import EpochName, StagedEpoch, check_history, commit, stage_table, turn_of
+from millpond.ops.intake import Intake
 from millpond.wire.base import LOCAL_QUERY, Turn
 from millpond.wire.epochs import EpochCommitted, EpochPlan
 from millpond.wire.house import Register
@@ -56,7 +56,7 @@ class Update:
             query = frames.query_of(rows) or LOCAL_QUERY
             staging = frames.Staging(self._client, self._intake, rows)
             return self._commit(
-                turn, query, lambda plan: StagedEpoch(staging(plan, turn, query), staging.kind)
+                turn, query, lambda plan: StagedEpoch(staging(plan, turn, query), staging.time_kind)
             )
         return self.commit(as_table(rows), epoch, LOCAL_QUERY)
 
@@ -66,8 +66,7 @@ class Update:
         return self._commit(turn, query, lambda plan: self._stage(table, plan, turn, query))
 
     def _stage(self, table: pa.Table, plan: EpochPlan, turn: Turn, query: str) -> StagedEpoch:
-        receipt, kind = self._intake.stage(self._client, table, plan, Part(query, turn, 0))
-        return StagedEpoch([receipt], kind)
+        return stage_table(self._client, self._intake, table, plan, query, turn)
 
     def _commit(self, turn: Turn, query: str, stage: Callable[[EpochPlan], StagedEpoch]) -> EpochCommitted:
         intake = self._intake

@@ -1,4 +1,4 @@
-"""The public face: `open` and `connect` give a Pond, a Pond gives States."""
+"""The public face: `mp.open` and `mp.connect` give a Pond, a Pond gives States, tables, transactions and flows."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, get_args
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from millpond.code.rules import (
     update_rule,
 )
 from millpond.code.tables import TableSpec
-from millpond.errors import BadOption, UnknownResident, UnknownTable
+from millpond.errors import BadOption, unknown_state, unknown_table
 from millpond.ops.flow import Flow
 from millpond.ops.transactions import Transactions
 from millpond.pond.state import State
@@ -29,7 +29,7 @@ from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.wire.base import check_name
 from millpond.wire.house import AskMetrics, Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
-from millpond.wire.specs import GroupSpec, StateSpec
+from millpond.wire.specs import GroupSpec, Spec, StateSpec
 
 
 class Owner(Protocol):
@@ -168,7 +168,7 @@ class Pond:
         groups = {table: spec for spec in specs for table in spec.tables}
         for table in names:
             if table not in groups:
-                raise self._unknown_table(table, groups)
+                raise unknown_table(table, groups)
         found = {groups[table].name for table in names}
         if len(found) != 1:
             raise BadOption(
@@ -205,7 +205,7 @@ class Pond:
         return {
             "coordinator": metrics.coordinator,
             "containers": metrics.containers,
-            **{plural: {} for plural in (StateSpec.plural, GroupSpec.plural)},
+            **{kind.plural: {} for kind in get_args(Spec)},
             **metrics.residents,
         }
 
@@ -224,22 +224,20 @@ class Pond:
             raise BadOption("query= is a query of an operator", hint="give its name=, too", option="query")
         if name is not None:
             check_name(name, "the operator")
+        resident, table = self._named(what)
+        self._client.call(Forget(resident, name, query, table if name is None else None))
+
+    def _named(self, what: State | Table | str) -> tuple[str, str | None]:
+        """The resident that it is or is part of; and its name there, if it is a part."""
         if isinstance(what, State):
-            forget = Forget(what.name, name, query)
-        else:
-            table = what.name if isinstance(what, Table) else check_name(what, "the state or table")
-            groups = {
-                name: group.name for group in self._client.specs(GroupSpec).values() for name in group.tables
-            }
-            if isinstance(what, str) and what not in groups:
-                forget = Forget(what, name, query)
-            elif table not in groups:
-                raise self._unknown_table(table, groups)
-            elif name is not None:
-                forget = Forget(groups[table], name, query)
-            else:
-                forget = Forget(groups[table], table=table)
-        self._client.call(forget)
+            return what.name, None
+        name = what.name if isinstance(what, Table) else check_name(what, "the state or table")
+        tables = self.tables()
+        if name in tables:
+            return tables[name].group, name
+        if isinstance(what, Table):
+            raise unknown_table(name, tables)
+        return name, None
 
     def _locate(self) -> Placement:
         return self._client.call(Locate())
@@ -247,22 +245,11 @@ class Pond:
     def _existing_table(self, name: str) -> Table:
         tables = self.tables()
         if name not in tables:
-            raise self._unknown_table(name, tables)
+            raise unknown_table(name, tables)
         return tables[name]
-
-    def _unknown_table(self, name: str, known: Collection[str]) -> UnknownTable:
-        return UnknownTable(
-            f"there is no table {name!r} in this pond",
-            hint=f"it holds: {', '.join(sorted(known)) or 'none yet'}; to make one, give key= and value=",
-            table=name,
-        )
 
     def _existing(self, name: str) -> State:
         states = self.states()
         if name not in states:
-            raise UnknownResident(
-                f"there is no state {name!r} in this pond",
-                hint=f"it holds: {', '.join(states) or 'none yet'}; to make one, give key= and value=",
-                resident=name,
-            )
+            raise unknown_state(name, states)
         return states[name]

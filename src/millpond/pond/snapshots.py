@@ -7,7 +7,6 @@ import math
 import pyarrow as pa
 
 from millpond.errors import BadOption, RowsWaiting
-from millpond.schema import parse_ddl
 from millpond.stores.keys import decode_keys
 from millpond.stores.readiness import check_not_below, ready
 from millpond.times import TIME_MIN, Progress, TimeKind, format_time
@@ -15,14 +14,14 @@ from millpond.wire.questions import ResidentProgress
 from millpond.wire.specs import StateSpec
 
 
-def kind_of(progress: ResidentProgress) -> TimeKind:
+def snapshot_time_kind(progress: ResidentProgress) -> TimeKind:
     """What kind of time a State has; logical until the first rows tell."""
     return "timestamp" if progress.time_kind == "timestamp" else "long"
 
 
 def snapshot_time(at: Progress | None, progress: ResidentProgress) -> Progress | None:
     """The time to read at: `at` itself if it is final and not below F, or the newest final; None if nothing is."""
-    kind = kind_of(progress)
+    kind = snapshot_time_kind(progress)
     if at is None:
         if progress.update <= TIME_MIN:
             return None
@@ -46,7 +45,7 @@ def snapshot_time(at: Progress | None, progress: ResidentProgress) -> Progress |
 
 def snapshot_schema(spec: StateSpec, kind: TimeKind) -> pa.Schema:
     """Key columns, the time (under a name that is free), value columns."""
-    keys, values = parse_ddl(spec.key, "key"), parse_ddl(spec.value, "value")
+    keys, values = spec.shape.keys, spec.shape.values
     name = "time"
     while name in {*keys.names, *values.names}:
         name = f"_{name}"
@@ -59,7 +58,7 @@ def snapshot_table(spec: StateSpec, kind: TimeKind, rows: pa.Table | None) -> pa
     schema = snapshot_schema(spec, kind)
     if rows is None:
         return schema.empty_table()
-    keys = decode_keys(rows.column(0).combine_chunks(), parse_ddl(spec.key, "key"))
+    keys = decode_keys(rows.column(0).combine_chunks(), spec.shape.keys)
     time_type = schema.field(len(keys)).type
     columns = [*keys, rows.column(1).cast(time_type), *rows.columns[2:]]
     return pa.Table.from_arrays(columns, schema=schema)

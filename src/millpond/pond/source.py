@@ -8,18 +8,20 @@ the one that was opened with this session.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from millpond.client.link import Link
-from millpond.errors import BadOption, UnknownResident, UnknownTable
+from millpond.errors import BadOption, unknown_state, unknown_table
+from millpond.ops.fetch import check_isolation
 from millpond.ops.frames import spark_schema
 from millpond.ops.tasks import client_of
-from millpond.pond.snapshots import kind_of, snapshot_schema, snapshot_table, snapshot_time
+from millpond.pond.snapshots import snapshot_schema, snapshot_table, snapshot_time, snapshot_time_kind
 from millpond.pond.table import Table
 from millpond.times import Progress, time_of
 from millpond.wire.questions import AskProgress, ResidentProgress
@@ -53,35 +55,44 @@ class _Part(InputPartition):
         self.at = at
 
 
-def _reader(link: Link, options: dict[str, Any]) -> _Reader | _TableReader:
+def _reader(link: Link, options: dict[str, Any]) -> _Reader:
     # Spark hands options over in lower case.
     chosen = {key.lower(): value for key, value in options.items()}
-    known = {"state", "asof", "isolation", "address", "token"}
-    if "table" in chosen:
-        known = {"table", "address", "token"}
-    unknown = set(chosen) - known
+    kinds = [kind for kind in READERS if kind in chosen]
+    # Of two kinds the one is an option that the other does not have.
+    readers = [READERS[kind] for kind in kinds[:1] or READERS]
+    known = [option for reader in readers for option in reader.options] + ["address", "token"]
+    unknown = set(chosen) - {option.lower() for option in known}
     if unknown:
         raise BadOption(
             f"there is no option {min(unknown)!r}",
-            hint="there are: table, address, token"
-            if "table" in chosen
-            else "there are: state, asOf, isolation, address, token; or table",
+            hint=f"there are: {', '.join(known)}",
             option=min(unknown),
         )
+    if not kinds:
+        which = ", or which ".join(READERS)
+        raise BadOption(f"which {which}?", hint='.option("state", "campaigns")', option="state")
     link = Link(chosen["address"], chosen.get("token", "")) if "address" in chosen else link
-    if "table" in chosen:
-        return _TableReader(link, chosen["table"])
-    if "state" not in chosen:
-        raise BadOption("which state, or which table?", hint='.option("state", "campaigns")', option="state")
-    return _Reader(link, chosen)
+    return readers[0](link, chosen)
 
 
-class _TableReader(DataSourceReader):
+class _Reader(DataSourceReader):
+    """Reads a resident, or a part of one, of some kind. Its first option is the kind, and names what is read."""
+
+    options: ClassVar[tuple[str, ...]]
+
+    def __init__(self, link: Link, chosen: dict[str, Any]) -> None:
+        self._link = link
+        self._name = chosen[self.options[0]]
+
+    @abstractmethod
+    def schema(self) -> pa.Schema: ...
+
+
+class _TableReader(_Reader):
     """All rows of a table, as whole epochs left it."""
 
-    def __init__(self, link: Link, table: str) -> None:
-        self._link = link
-        self._table = table
+    options = ("table",)
 
     def schema(self) -> pa.Schema:
         return self._open().schema
@@ -94,27 +105,24 @@ class _TableReader(DataSourceReader):
 
     def _open(self) -> Table:
         client = client_of(self._link)
-        for spec in client.specs(GroupSpec).values():
-            if self._table in spec.tables:
-                return Table(client, spec, self._table)
-        raise UnknownTable(f"there is no table {self._table!r} in this pond", table=self._table)
+        groups = {table: spec for spec in client.specs(GroupSpec).values() for table in spec.tables}
+        if self._name not in groups:
+            raise unknown_table(self._name, groups)
+        return Table(client, groups[self._name], self._name)
 
 
-class _Reader(DataSourceReader):
+class _StateReader(_Reader):
+    """The newest value of every key of a State, at a time."""
+
+    options = ("state", "asOf", "isolation")
+
     def __init__(self, link: Link, chosen: dict[str, Any]) -> None:
-        self._link = link
-        self._state = chosen["state"]
+        super().__init__(link, chosen)
         self._as_of = chosen.get("asof")
-        self._isolation = chosen.get("isolation", "committed")
-        if self._isolation not in ("committed", "uncommitted"):
-            raise BadOption(
-                f"isolation={self._isolation!r} is not a choice",
-                hint='"committed" or "uncommitted"',
-                option="isolation",
-            )
+        self._isolation = check_isolation(chosen.get("isolation", "committed"))
 
     def schema(self) -> pa.Schema:
-        return snapshot_schema(self._spec(), kind_of(self._progress()))
+        return snapshot_schema(self._spec(), snapshot_time_kind(self._progress()))
 
     def partitions(self) -> list[InputPartition]:
         """One a container; all read at the same time, fixed here."""
@@ -131,18 +139,21 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
-        rows = client_of(self._link).read(self._state, partition.at, partition.slices)
-        yield from snapshot_table(self._spec(), kind_of(self._progress()), rows).to_batches()
+        rows = client_of(self._link).read(self._name, partition.at, partition.slices)
+        yield from snapshot_table(self._spec(), snapshot_time_kind(self._progress()), rows).to_batches()
 
     def _spec(self) -> StateSpec:
         specs = client_of(self._link).specs(StateSpec)
-        if self._state not in specs:
-            raise UnknownResident(f"there is no state {self._state!r} in this pond", resident=self._state)
-        return specs[self._state]
+        if self._name not in specs:
+            raise unknown_state(self._name, specs)
+        return specs[self._name]
 
     def _progress(self) -> ResidentProgress:
-        progress: ResidentProgress = client_of(self._link).call(AskProgress(self._state))
+        progress: ResidentProgress = client_of(self._link).call(AskProgress(self._name))
         return progress
+
+
+READERS: dict[str, type[_Reader]] = {reader.options[0]: reader for reader in (_StateReader, _TableReader)}
 
 
 def _parse_as_of(text: str | None) -> int | None:

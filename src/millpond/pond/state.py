@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.code.rules import FetchRule, fetch_rule, latest, neighbours
-from millpond.errors import BadOption, WrongType
+from millpond.errors import BadOption, wrong_time_kind
 from millpond.ops.columns import Names
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
-from millpond.pond.snapshots import kind_of, snapshot_table, snapshot_time
+from millpond.pond.snapshots import snapshot_table, snapshot_time, snapshot_time_kind
 from millpond.stores.ruleset import warn_if_interpreted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of
 from millpond.wire.base import KindOfTime, check_name
@@ -153,16 +153,10 @@ class State:
         """
         progress = self.progress()
         if _kind(at) == "timestamp" and progress.time_kind == "long":
-            raise WrongType(
-                f"{at!r} is a timestamp, but the times of state {self.name!r} are of kind long",
-                hint="give an integer",
-                column="",
-                expected="long",
-                actual="timestamp",
-            )
+            raise wrong_time_kind(f"state {self.name!r}", "long", "timestamp")
         asked = snapshot_time(_progress(at), progress)
         rows = None if asked is None else self._client.read(self.name, asked)
-        return snapshot_table(self._spec, kind_of(progress), rows)
+        return snapshot_table(self._spec, snapshot_time_kind(progress), rows)
 
 
 def _kind(at: Any) -> KindOfTime:

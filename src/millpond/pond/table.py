@@ -8,9 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from millpond.client.client import Client
-from millpond.container.holdings.group import table_schema
 from millpond.errors import BadOption, MillpondError, NullKey, WrongType
-from millpond.ops.transactions import home_of
 from millpond.schema import cast_column, describe_type
 from millpond.wire.questions import FindRows, ReadTable
 from millpond.wire.specs import GroupSpec
@@ -69,12 +67,12 @@ class Table:
     @property
     def schema(self) -> pa.Schema:
         """The key and the columns."""
-        return table_schema(self._spec)
+        return self._spec.schema
 
     def snapshot(self) -> pa.Table:
         """Every row that a transaction has written, in the order of keys."""
         message = ReadTable(self._group.name, self.name)
-        return self._client.ask_home(home_of(self._group), lambda connection: connection.read(message))
+        return self._client.ask_home(self._group.home_slice, lambda connection: connection.read(message))
 
     def read(self, keys: Sequence[Any] | pa.Array | pa.ChunkedArray) -> pa.Table:
         """The rows of those keys that are there, in the order of the keys."""
@@ -96,4 +94,4 @@ class Table:
         if array.null_count:
             raise NullKey("a key is null", column=self._spec.key_field.name, rows=array.null_count)
         batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([self._spec.key_field]))
-        return self._client.find_rows(FindRows(self._group.name, self.name), home_of(self._group), batch)
+        return self._client.find_rows(FindRows(self._group.name, self.name), self._group.home_slice, batch)

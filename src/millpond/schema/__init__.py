@@ -8,9 +8,13 @@ import pyarrow as pa
 
 from millpond.errors import BadType
 from millpond.schema.casting import cast_column
-from millpond.schema.ddl import describe_type, format_ddl, format_type, parse_ddl
+from millpond.schema.ddl import KEY, LOW, SEQ, TIME, describe_type, format_ddl, format_type, parse_ddl
 
 __all__ = [
+    "KEY",
+    "LOW",
+    "SEQ",
+    "TIME",
     "KeyKind",
     "cast_column",
     "check_key_types",

@@ -9,7 +9,9 @@ import pyarrow as pa
 
 from millpond.errors import BadType
 
-RESERVED_NAMES = ("_key", "_time")
+# Columns of rows and questions on their way, beside the user's own.
+KEY, TIME, LOW, SEQ = "_key", "_time", "_low", "_seq"
+RESERVED_NAMES = (KEY, TIME, LOW, SEQ)
 DEPTH_MAX = 32
 DECIMAL_DIGITS_MAX = 38
 

@@ -16,7 +16,7 @@ from millpond.kernels import lookups
 from millpond.stores import views
 from millpond.stores.cells import Column, Layout, in_place_array, numbers
 from millpond.stores.heaps import Heap
-from millpond.stores.ruleset import net, returned
+from millpond.stores.ruleset import net_neighbours, returned
 from millpond.stores.userrules import UserRule, fitting
 
 AGGREGATES = {"total": lookups.TOTAL, "smallest": lookups.SMALLEST, "largest": lookups.LARGEST}
@@ -126,7 +126,7 @@ class Reader:
         """Offsets and positions of the additions that count in each range."""
         offsets, positions = expanded(begin, end, total)
         columns = [self._columns[0], self._columns[-1]]
-        kept = net(offsets, *self._gather(columns, positions))
+        kept = net_neighbours(offsets, *self._gather(columns, positions))
         sums = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
         return sums[offsets], positions[kept != 0]
 

@@ -176,7 +176,7 @@ def ceil(value: Any) -> Any:
     return _to_whole(math.ceil, value)
 
 
-def total(values: Any) -> Any:
+def summed(values: Any) -> Any:
     """The sum, from first to last."""
     if isinstance(values, np.ndarray):
         is_flat = values.ndim == 1 and values.dtype == np.float64 and len(values) > 0
@@ -190,7 +190,7 @@ def total(values: Any) -> Any:
 def mean(values: Any) -> Any:
     """Of no values it is NaN."""
     doubles = np.asarray(values).astype(np.float64)
-    return total(doubles) / np.float64(doubles.size)
+    return summed(doubles) / np.float64(doubles.size)
 
 
 def _negated(operate: Callable[[Any], Any], value: Any) -> Any:
@@ -213,7 +213,7 @@ INTERPRETED |= {
     "round": rounded,
     "float": lambda value: np.float64(float(value)),
     "abs": partial(_negated, abs),
-    "sum": total,
+    "sum": summed,
     "mean": mean,
     "min": partial(_chosen, min),
     "max": partial(_chosen, max),
@@ -323,7 +323,7 @@ for _function, _numba in ((whole, int), (rounded, round), (floor, math.floor), (
     overload(_function, strict=False)(_to_long(_numba))
 
 
-@overload(total, strict=False)
+@overload(summed, strict=False)
 def _total(values: Any) -> Callable[..., Any] | None:
     if not _is_flat(values):
         return None

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from millpond.kernels import control as at
 from millpond.kernels import index
+from millpond.schema import KeyKind
 from millpond.stores import views
-from millpond.stores.keys import KeyKind, Keys
+from millpond.stores.keys import Keys
 from millpond.stores.room import grown
 
 _FIRST_CAPACITY = 16

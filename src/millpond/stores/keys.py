@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +10,8 @@ from numpy.typing import NDArray
 
 from millpond.errors import BadMessage, NullKey, WrongType
 from millpond.kernels import buffers, encoding, hashing, partition
+from millpond.schema import KeyKind
 from millpond.stores import views
-
-KeyKind = Literal["i64", "bytes"]
 
 _NO_LONGS: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -64,10 +62,12 @@ class Keys:
 
     @staticmethod
     def concat(parts: Sequence[Keys]) -> Keys:
-        """The keys of all parts, of which there is at least one, in order."""
+        """The keys of all parts, of which there is at least one, in order, and hashed."""
+        hashes = np.concatenate([part.hashes for part in parts])
         if parts[0].kind == "i64":
-            return Keys.from_longs(np.concatenate([part.longs for part in parts]))
-        return Keys.from_arrow(pa.concat_arrays([part.to_arrow() for part in parts]))
+            return Keys("i64", longs=np.concatenate([part.longs for part in parts]), hashes=hashes)
+        offsets, data = views.byte_ranges(pa.concat_arrays([part.to_arrow() for part in parts]))
+        return Keys("bytes", offsets=offsets, data=data, hashes=hashes)
 
     def to_arrow(self) -> pa.Array:
         """int64 or binary; large_binary where the bytes need it."""
@@ -89,6 +89,11 @@ class Keys:
             return int(self.longs.nbytes)
         return int(self.offsets[-1] - self.offsets[0]) + int(self.offsets.nbytes)
 
+    def hashed(self) -> Keys:
+        """These keys, hashed now: neither a part of them nor a choice of them has to be hashed again."""
+        self._hashes = self.hashes
+        return self
+
     @property
     def hashes(self) -> NDArray[np.uint64]:
         if self._hashes is None:
@@ -99,18 +104,17 @@ class Keys:
         return self._hashes
 
     def take(self, order: NDArray[np.int64]) -> Keys:
-        """The keys at those rows, in that order."""
-        if self.kind == "i64":
-            # To hash a long again is cheaper than to fetch its hash from afar.
-            return Keys("i64", longs=self.longs.take(order))
+        """The keys at those rows, in that order; hashed if these are."""
         hashes = None if self._hashes is None else self._hashes.take(order)
+        if self.kind == "i64":
+            return Keys("i64", longs=self.longs.take(order), hashes=hashes)
         offsets = np.empty(len(order) + 1, np.int64)
         data = np.empty(buffers.gather_sizes(self.offsets, order, offsets), np.uint8)
         buffers.gather_bytes(self.offsets, self.data, order, offsets, data)
         return Keys("bytes", offsets=offsets, data=data, hashes=hashes)
 
     def spread(self, places: NDArray[np.int64]) -> Keys:
-        """The keys in slice order: key i goes to `places[i]`."""
+        """The keys in slice order, to be sent: key i goes to `places[i]`. Hashes stay behind."""
         if self.kind == "i64":
             longs = np.empty(len(self), np.int64)
             partition.scatter(self.longs, places, longs)
@@ -118,9 +122,7 @@ class Keys:
         offsets = np.empty(len(self) + 1, np.int64)
         data = np.empty(buffers.scatter_sizes(self.offsets, places, offsets), np.uint8)
         buffers.scatter_bytes(self.offsets, self.data, places, offsets, data)
-        hashes = np.empty(len(self), np.uint64)
-        partition.scatter(self.hashes.view(np.int64), places, hashes.view(np.int64))
-        return Keys("bytes", offsets=offsets, data=data, hashes=hashes)
+        return Keys("bytes", offsets=offsets, data=data)
 
     def part(self, start: int, stop: int) -> Keys:
         """The keys of rows start..stop, without a copy."""

@@ -50,6 +50,10 @@ class Outputs:
             )
         return rows
 
+    def read(self, writer: str, turn: Turn, start: int, stop: int) -> pa.Table:
+        """Rows `start` to `stop` of what the turn gave, as far as there are; OutputsGone if that is no longer kept."""
+        return self.find(writer, turn).slice(start, max(stop - start, 0))
+
     def forget(self, writer: str) -> None:
         self._kept.pop(writer, None)
 
@@ -62,7 +66,7 @@ class Outputs:
         other._kept = {writer: dict(turns) for writer, turns in self._kept.items()}
         return other
 
-    def parts(self) -> list[tuple[str, pa.Table]]:
+    def export(self) -> list[tuple[str, pa.Table]]:
         """For a snapshot: each turn's rows under a name, from which `load` reads them."""
         return [
             (f"{writer} {turn.epoch} {turn.drain}", rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule, keep_latest, put
-from millpond.errors import BadRule, BadType, RuleInterpreted
+from millpond.errors import BadRule, NullValue, RuleInterpreted
 from millpond.kernels import edges
 from millpond.schema import parse_ddl
 from millpond.stores import views
 from millpond.stores.cells import Layout
 from millpond.stores.folds import Fold, stored_schema
-from millpond.stores.userrules import UserRule, fetch_rule, fold_rule, keep_rule
-
-RESERVED_NAMES = ("_key", "_time", "_low", "_seq")
+from millpond.stores.userrules import UserRule, fold_rule, keep_rule, range_rule
 
 
 class Ruleset:
@@ -84,14 +83,22 @@ def check_rules(values: pa.Schema, update: UpdateRule, compact: CompactRule) -> 
         Fold(update, values, Layout(stored_schema(values, update)), 0)
 
 
-def check_value_names(values: pa.Schema) -> None:
-    """Refuses value columns whose names are those of Millpond's own, in the rows that it sends and stores."""
-    for name in values.names:
-        if name in RESERVED_NAMES:
-            raise BadType(
-                f"the value column {name!r} has a name that Millpond uses itself",
-                hint=f"give it another name, for example {name.lstrip('_')!r}",
-                ddl=f"{name} {values.field(name).type}",
+def check_values(update: UpdateRule, schema: pa.Schema, values: Sequence[pa.Array]) -> None:
+    """Rules that fold take no nulls, and `edges` none in the neighbour and in what became of it."""
+    refused: Sequence[int] = range(len(schema)) if update.folds else ()
+    if update.name == "edges":
+        refused = (0, len(schema) - 1)
+    for number in refused:
+        column, name = values[number], schema.field(number).name
+        nulls = column.null_count or (
+            column.flatten().null_count if pa.types.is_list(column.type) and update.name == "add" else 0
+        )
+        if nulls:
+            raise NullValue(
+                f"the value column {name!r} is null in {nulls:,} places, and the update rule takes no null",
+                hint="filter these rows out, or give them a value",
+                column=name,
+                rows=nulls,
             )
 
 
@@ -121,7 +128,7 @@ def warn_if_interpreted(values: pa.Schema, rule: UpdateRule | CompactRule | Fetc
     elif isinstance(rule, CompactRule):
         found = keep_rule(rule.code, values, Layout(values))
     else:
-        found = fetch_rule(rule.code, values, Layout(values), returned(rule))
+        found = range_rule(rule.code, values, Layout(values), returned(rule))
     if found.kernel is None:
         warnings.warn(
             f"the rule {rule.code.name!r} runs interpreted, row by row: {found.reason}",
@@ -142,7 +149,7 @@ def returned(rule: FetchRule) -> pa.DataType:
     return schema.field(0).type
 
 
-def net(offsets: NDArray[np.int64], neighbours: pa.Array, added: pa.Array) -> NDArray[np.uint8]:
+def net_neighbours(offsets: NDArray[np.int64], neighbours: pa.Array, added: pa.Array) -> NDArray[np.uint8]:
     """Flags for the events of each range that leave a neighbour there."""
     kept = np.zeros(len(neighbours), np.uint8)
     edges.net(offsets, _ids(neighbours), views.plain(views.longs(added)), kept)

@@ -84,7 +84,7 @@ def fold_rule(code: Code, values: pa.Schema, layout: Layout) -> UserRule:
     return _rule(code, _fold_source, values, layout.columns[:n], layout.columns[n:])
 
 
-def fetch_rule(code: Code, values: pa.Schema, layout: Layout, returns: pa.DataType) -> UserRule:
+def range_rule(code: Code, values: pa.Schema, layout: Layout, returns: pa.DataType) -> UserRule:
     """`rule(times, column, ...)`: the versions of one range made into one value.
 
     The kernel takes `(cells, doubles, begin, end, out, valid, at)`.

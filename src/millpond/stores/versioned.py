@@ -13,14 +13,15 @@ from millpond.errors import BadMessage, BadOption
 from millpond.kernels import compaction, lookups
 from millpond.kernels import control as at
 from millpond.kernels.folding import NEVER
+from millpond.schema import KeyKind
 from millpond.stores import views
 from millpond.stores.answers import AGGREGATES, RULES, Reader, expanded, result_schema
 from millpond.stores.arena import SMALLEST_TIME, Arena
 from millpond.stores.heaps import Heap, heap_for
 from millpond.stores.key_index import KeyIndex
-from millpond.stores.keys import KeyKind, Keys
-from millpond.stores.ruleset import Ruleset, net, returned
-from millpond.stores.userrules import fetch_rule
+from millpond.stores.keys import Keys
+from millpond.stores.ruleset import Ruleset, net_neighbours, returned
+from millpond.stores.userrules import range_rule
 
 __all__ = ["Ruleset", "VersionedSlice", "result_schema"]
 
@@ -200,7 +201,7 @@ class VersionedSlice:
             rules.compaction_failures += failures
         else:
             columns = reader.gather(positions)
-            kept = net(offsets, columns[0], columns[-1])
+            kept = net_neighbours(offsets, columns[0], columns[-1])
         if rules.span:
             kept[cells[positions, 0] < self._alive_from(since)] = 0
         self._arena.retain(ids, offsets, kept, self._index.entries)
@@ -291,7 +292,7 @@ class VersionedSlice:
             return reader.neighbours(begin, end, total)
         if rule.code is not None:
             type_ = returned(rule)
-            own = fetch_rule(rule.code, self.schema, self._layout, type_)
+            own = range_rule(rule.code, self.schema, self._layout, type_)
             return reader.made(own, type_, begin, end, total)
         return reader.aggregates(begin, end, total, AGGREGATES[rule.name])
 

@@ -23,7 +23,7 @@ from millpond.durable.files import Files, OsFiles
 from millpond.errors import CorruptFile
 from millpond.wire.base import Epoch, Turn
 
-FOLDER = "waiting"
+WAITING = "waiting"
 LIST_SCHEMA = pa.schema([("name", pa.string()), ("rows", pa.int64())])
 
 
@@ -55,7 +55,7 @@ class WaitingRows:
     ) -> None:
         self._files = OsFiles() if files is None else files
         self._random_bits = bits
-        self.folder = os.path.join(root, FOLDER, state, fetcher, query)
+        self.folder = os.path.join(root, WAITING, state, fetcher, query)
 
     def _bits(self, count: int) -> int:
         return secrets.randbits(count) if self._random_bits is None else self._random_bits(count)
@@ -69,7 +69,7 @@ class WaitingRows:
         """Writes rows as a file of their own, which counts once it is listed."""
         name = f"{token}-{self._bits(64):016x}.arrow"
         metadata = {"turn": _name_of(turn), "token": token}
-        write_table_file(self._files, self._path(turn, name), "waiting", batches[0].schema, batches, metadata)
+        write_table_file(self._files, self._path(turn, name), WAITING, batches[0].schema, batches, metadata)
         return WaitingFile(name, sum(batch.num_rows for batch in batches))
 
     def list_files(self, turn: Turn, token: str, schema: str, files: Iterable[WaitingFile]) -> None:
@@ -77,7 +77,7 @@ class WaitingRows:
         batch = pa.RecordBatch.from_pylist([file._asdict() for file in files], LIST_SCHEMA)
         metadata = {"turn": _name_of(turn), "token": token, "schema": schema}
         write_table_file(
-            self._files, self._path(turn, _list_of(token)), "waiting", LIST_SCHEMA, [batch], metadata
+            self._files, self._path(turn, _list_of(token)), WAITING, LIST_SCHEMA, [batch], metadata
         )
 
     def listed(self, turn: Turn, token: str) -> WaitingList:

@@ -1,7 +1,7 @@
 """What Millpond is tested with, for those who test what they build on it.
 
-`Oracle` says what a State must answer, `VirtualClock` moves when told to, `armed` makes a crash happen at a
-named point, `LossyFiles` loses what was not synced, `simulate` runs a whole pond in all weathers from one seed.
+`Oracle` says what a State must answer, `armed` makes a crash happen at a named point, `LossyFiles` loses what
+was not synced, `simulate` runs a whole pond in all weathers from one seed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted, reach
-from millpond.testing.clock import VirtualClock
 from millpond.testing.files import LossyFiles
 from millpond.testing.oracle import Oracle, Receipt
 
@@ -22,7 +21,6 @@ __all__ = [
     "Oracle",
     "Receipt",
     "SimulatedCrash",
-    "VirtualClock",
     "armed",
     "counted",
     "reach",

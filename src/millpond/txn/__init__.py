@@ -9,7 +9,7 @@
         return accounts[src].balance
 
     accounts = TableSpec("long", "balance long", default={"balance": 0})
-    transactions = bind({"transfer": transfer}, {"accounts": accounts})
+    transactions = TransactionSet({"transfer": transfer}, {"accounts": accounts})
     outcome = transactions.run(events, stores, at="ts", kind="type")
 
 A function is analysed when it is decorated, bound to tables, and compiled when the types of its events are known.
@@ -23,32 +23,18 @@ or files.
 
 from __future__ import annotations
 
-from millpond.code.tables import TableSpec, TransactionCode, TransactionSetCode
-from millpond.stores.compaction import compact
-from millpond.stores.strings import Strings
-from millpond.stores.tables import TableStore, new_stores
-from millpond.stores.undo import Undo
 from millpond.txn.functions import TransactionFunction, abort, load, transaction
 from millpond.txn.run.plans import PLANS
-from millpond.txn.run.transaction_set import ArrangedEpoch, Outcome, TransactionSet, bind, load_transactions
+from millpond.txn.run.transaction_set import ArrangedEpoch, Outcome, TransactionSet, load_transactions
 
 __all__ = [
     "PLANS",
     "ArrangedEpoch",
     "Outcome",
-    "Strings",
-    "TableSpec",
-    "TableStore",
-    "TransactionCode",
     "TransactionFunction",
     "TransactionSet",
-    "TransactionSetCode",
-    "Undo",
     "abort",
-    "bind",
-    "compact",
     "load",
     "load_transactions",
-    "new_stores",
     "transaction",
 ]

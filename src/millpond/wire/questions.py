@@ -78,10 +78,11 @@ class ReadTable(Read, frozen=True, tag=True):
 
 
 class ReadOutputs(Read, frozen=True, tag=True):
-    """What an epoch gave: rows `start` to `stop` of its outputs."""
+    """What an epoch gave in a slice: rows `start` to `stop` of its outputs there, as far as there are."""
 
     writer: Writer
     turn: Turn
+    slice: Count
     start: Count
     stop: Count
 

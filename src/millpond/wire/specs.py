@@ -14,13 +14,9 @@ import pyarrow as pa
 
 from millpond.code.rules import CompactRule, UpdateRule
 from millpond.code.tables import TableSpec, TransactionSetCode
-from millpond.schema import KeyKind, key_kind, parse_ddl
+from millpond.schema import KEY, LOW, SEQ, TIME, KeyKind, key_kind, parse_ddl
 from millpond.times import Progress
 from millpond.wire.base import Count, Name, ResidentId, SliceId
-
-# Columns of rows and questions on their way, beside the user's own.
-KEY, TIME, LOW, SEQ = "_key", "_time", "_low", "_seq"
-RESERVED = (KEY, TIME, LOW, SEQ)
 
 
 class StateShape:
@@ -104,8 +100,14 @@ class GroupSpec(ResidentSpec, frozen=True, tag="group", forbid_unknown_fields=Tr
     home: Count | None
     tables: dict[Name, TableSpec]
 
+    @property
+    def home_slice(self) -> SliceId:
+        """Where it lives, once it was opened."""
+        assert self.home is not None, "a group that was opened has a home"
+        return SliceId(self.home)
+
     def places(self, slices: int) -> Sequence[SliceId]:
-        return [] if self.home is None else [SliceId(self.home)]
+        return [] if self.home is None else [self.home_slice]
 
     @property
     def runs_code(self) -> bool:

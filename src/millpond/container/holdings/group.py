@@ -17,18 +17,19 @@ from msgspec.structs import replace
 
 from millpond.code.tables import TableSpec, TransactionSetCode
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Revert
-from millpond.errors import BadMessage, BadType, SchemaMismatch, UnknownTable, WrongColumn, WrongType
+from millpond.errors import BadMessage, BadType, SchemaMismatch, WrongType, unknown_table
 from millpond.schema import format_ddl
+from millpond.stores.compaction import compact
 from millpond.stores.outputs import Outputs, in_batches
+from millpond.stores.parts import PARTS, Part, pack, unpack
 from millpond.stores.rows import digest_columns
-from millpond.txn import Strings, TableStore, TransactionSet, compact, load_transactions
+from millpond.stores.strings import Strings
+from millpond.stores.tables import TableStore
+from millpond.txn import TransactionSet, load_transactions
 from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import FindRows, ReadOutputs, ReadTable
 from millpond.wire.specs import GroupSpec, Resident, Spec, TransactionWork, Work
-
-PARTS = pa.schema([("kind", pa.string()), ("name", pa.string()), ("rows", pa.large_binary())])
-"""A snapshot: one row for each table and for each epoch's outputs, which are Arrow streams."""
 
 REPORT_WAIT_S = 1.0
 
@@ -59,22 +60,15 @@ class GroupStore:
         return other
 
     def export(self) -> pa.RecordBatch:
-        parts = [("table", name, table.export()) for name, table in self.tables.items()]
-        parts += [("outputs", name, rows) for name, rows in self.outputs.parts()]
-        columns = [
-            pa.array([kind for kind, _, _ in parts], pa.string()),
-            pa.array([name for _, name, _ in parts], pa.string()),
-            _streams_of([rows for _, _, rows in parts]),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=PARTS)
+        tables = [Part("table", name, table.export()) for name, table in self.tables.items()]
+        return pack([*tables, *(Part("outputs", name, rows) for name, rows in self.outputs.export())])
 
     def load(self, batch: pa.RecordBatch) -> None:
-        for kind, name, stream in zip(*batch.columns, strict=True):
-            rows = pa.ipc.open_stream(stream.as_buffer()).read_all()
-            if kind.as_py() == "outputs":
-                self.outputs.load(name.as_py(), rows)
-            elif name.as_py() in self.tables:  # else it was dropped since
-                self.tables[name.as_py()].load(rows)
+        for kind, name, rows in unpack(batch):
+            if kind == "outputs":
+                self.outputs.load(name, rows)
+            elif name in self.tables:  # else it was dropped since
+                self.tables[name].load(rows)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant does not hold. For tests."""
@@ -109,8 +103,7 @@ class GroupHolding(Holding[GroupStore]):
 
     @property
     def _home(self) -> SliceId:
-        assert self._group.home is not None
-        return SliceId(self._group.home)
+        return self._group.home_slice
 
     def new_store(self) -> GroupStore:
         return GroupStore(self._group.tables)
@@ -274,10 +267,9 @@ class GroupHolding(Holding[GroupStore]):
         if isinstance(message, ReadTable):
             rows = self._read(message.table, lambda table: table.snapshot())
         elif isinstance(message, ReadOutputs):
-            held = self.held(self._home)
+            held = self.held(SliceId(message.slice))
             with held.lock:
-                rows = held.store.outputs.find(message.writer, message.turn)
-            rows = rows.slice(message.start, max(message.stop - message.start, 0))
+                rows = held.store.outputs.read(message.writer, message.turn, message.start, message.stop)
         else:
             raise BadMessage(f"{self.name} is a group of tables: it does not answer {type(message).__name__}")
         return rows.schema, in_batches(rows)
@@ -289,9 +281,9 @@ class GroupHolding(Holding[GroupStore]):
             held.check_whole()
             store = held.store if held.undecided is None else held.decided_copy()
             if table not in store.tables:
-                raise UnknownTable(f"there is no table {table!r} in group {self.name!r}", table=table)
+                raise unknown_table(table, store.tables, f"group {self.name!r}")
             rows = ask(store.tables[table])
-        return rows.rename_columns(table_schema(self._group.tables[table]).names)
+        return rows.rename_columns(self._group.tables[table].schema.names)
 
     def sweep(self, number: SliceId, budget: int) -> bool:
         """Lets go of keys that were only asked for, and of strings that nothing holds any more."""
@@ -353,7 +345,7 @@ class GroupKind:
 
     def without(self, spec: GroupSpec, table: str) -> GroupSpec | None:
         if table not in spec.tables:
-            raise UnknownTable(f"there is no table {table!r} in {spec.name!r}", table=table)
+            raise unknown_table(table, spec.tables, f"group {spec.name!r}")
         tables = {name: known for name, known in spec.tables.items() if name != table}
         return replace(spec, tables=tables) if tables else None
 
@@ -396,29 +388,6 @@ def _check_table(name: str, spec: TableSpec) -> None:
     TableStore(spec, Strings())  # a default that does not fit raises
 
 
-def table_schema(spec: TableSpec) -> pa.Schema:
-    """The columns of a table as users see it: the key, then the rest."""
-    return pa.schema([spec.key_field, *spec.columns])
-
-
-def outputs_names(functions: TransactionSet) -> list[str]:
-    """The columns that outputs have beyond the events'."""
-    results = [name for function in functions.kinds.values() for name in function.result_names]
-    return ["committed", "reason", *dict.fromkeys(results)]
-
-
-def check_outputs(functions: TransactionSet, names: Sequence[str]) -> None:
-    """The events' columns must leave room for the outputs'."""
-    for name in outputs_names(functions):
-        if name in names:
-            raise WrongColumn(
-                f"the events have a column {name!r}, which the outputs need",
-                hint='rename it, or name results otherwise: @mp.transaction(results="balance")',
-                column=name,
-                available=list(names)[:50],
-            )
-
-
 def schema_of(work: TransactionWork) -> pa.Schema:
     try:
         return pa.ipc.read_schema(pa.py_buffer(work.schema))
@@ -434,27 +403,6 @@ def functions_of(work: TransactionWork) -> TransactionSet:
 @lru_cache(maxsize=64)
 def _loaded(text: bytes) -> TransactionSet:
     return load_transactions(msgspec.msgpack.decode(text, type=TransactionSetCode))
-
-
-def _streams_of(tables: Sequence[pa.Table]) -> pa.Array:
-    """Each table as an Arrow stream. They are measured first: a buffer that grows would be copied again and again."""
-    measured = pa.MockOutputStream()
-    _write_streams(measured, tables)
-    buffer = pa.allocate_buffer(measured.size())
-    with pa.FixedSizeBufferWriter(buffer) as sink:
-        ends = _write_streams(sink, tables)
-    offsets = pa.array([0, *ends], pa.int64()).buffers()[1]
-    return pa.Array.from_buffers(pa.large_binary(), len(tables), [None, offsets, buffer])
-
-
-def _write_streams(sink: pa.NativeFile, tables: Sequence[pa.Table]) -> list[int]:
-    """Writes the tables one after the other; tells where each ends."""
-    ends = []
-    for rows in tables:
-        with pa.ipc.new_stream(sink, rows.schema) as stream:
-            stream.write_table(rows)
-        ends.append(sink.tell())
-    return ends
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

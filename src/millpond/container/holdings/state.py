@@ -14,19 +14,19 @@ import pyarrow as pa
 
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
-from millpond.errors import BadMessage, BadType, NullKey, NullTime, NullValue, SchemaMismatch, UnknownTable
+from millpond.errors import BadMessage, BadType, NullKey, NullTime, SchemaMismatch, UnknownTable
 from millpond.kernels.hashing import slices_of
-from millpond.schema import check_key_types, format_ddl
+from millpond.schema import KEY, LOW, SEQ, TIME, check_key_types, format_ddl
 from millpond.stores.keys import Keys, decode_keys
 from millpond.stores.readiness import check_not_below, lowest_asked
 from millpond.stores.rows import digest_rows
-from millpond.stores.ruleset import check_rules, check_value_names
+from millpond.stores.ruleset import check_rules, check_values
 from millpond.stores.versioned import Ruleset, VersionedSlice, result_schema
 from millpond.times import TIME_MAX, TIME_MIN, Progress
 from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import Question, ReadSlices
-from millpond.wire.specs import KEY, LOW, SEQ, TIME, Resident, RowsWork, Spec, StateSpec, Work
+from millpond.wire.specs import Resident, RowsWork, Spec, StateSpec, Work
 
 
 class StateHolding(Holding[VersionedSlice]):
@@ -137,7 +137,10 @@ class StateHolding(Holding[VersionedSlice]):
                 if number in spans:
                     spans[number].append((index, int(starts[number]), int(starts[number + 1])))
         sequenced = any(SEQ in part.batch.schema.names for part in record.parts)
-        keys = [part.keys or Keys.from_arrow(part.batch.column(0)) for part in record.parts]
+        keys = [
+            part.keys if part.keys is not None else Keys.from_arrow(part.batch.column(0))
+            for part in record.parts
+        ]
         times = [part.batch.column(1).to_numpy() for part in record.parts]
 
         def visit(number: SliceId) -> None:
@@ -292,25 +295,6 @@ def ordered(portions: Sequence[SliceRows]) -> list[SliceRows]:
     return [SliceRows(keys.take(order), times[order], [column.take(pa.array(order)) for column in values])]
 
 
-def check_values(update: UpdateRule, schema: pa.Schema, values: Sequence[pa.Array]) -> None:
-    """Rules that fold take no nulls, and `edges` none in the neighbour and in what became of it."""
-    refused: Sequence[int] = range(len(schema)) if update.folds else ()
-    if update.name == "edges":
-        refused = (0, len(schema) - 1)
-    for number in refused:
-        column, name = values[number], schema.field(number).name
-        nulls = column.null_count or (
-            column.flatten().null_count if pa.types.is_list(column.type) and update.name == "add" else 0
-        )
-        if nulls:
-            raise NullValue(
-                f"the value column {name!r} is null in {nulls:,} places, and the update rule takes no null",
-                hint="filter these rows out, or give them a value",
-                column=name,
-                rows=nulls,
-            )
-
-
 def _check_no_nulls(batch: pa.RecordBatch) -> None:
     if batch.column(0).null_count:
         raise NullKey("a key is null", column=KEY, rows=batch.column(0).null_count)
@@ -353,7 +337,6 @@ def _check_spec(spec: StateSpec) -> None:
     """A spec that containers could not read must never get into the journal."""
     key, value = spec.shape.keys, spec.shape.values
     check_key_types(key)
-    check_value_names(value)
     check_rules(value, spec.update, spec.compact)
     if (format_ddl(key), format_ddl(value)) != (spec.key, spec.value):
         raise BadMessage(f"the types of state {spec.name!r} are not in their canonical form")

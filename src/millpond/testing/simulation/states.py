@@ -243,7 +243,7 @@ class Updater(App):
             def task(partition: int) -> Receipt:
                 part = Part(query, turn, partition)
                 attempts = [
-                    intake.stage(client, _table(parts[partition]), plan, part)[0]
+                    intake.stage(client, _table(parts[partition]), plan, part)
                     for _ in range(self._chance.choice((1, 1, 1, 2, 3)))
                 ]
                 return self._chance.choice(attempts)

@@ -69,7 +69,7 @@ def _prune(above: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def compiled(function: Callable[..., Any], file: str | None) -> Callable[..., Any]:
+def lazily_compiled(function: Callable[..., Any], file: str | None) -> Callable[..., Any]:
     """The function, compiled on its first call; kept on disk where its text is."""
     settings: Any = config
     with _setting:

@@ -21,7 +21,7 @@ from millpond.stores.tables import TableLayout
 from millpond.txn.compiler import arguments
 from millpond.txn.compiler.arithmetic import NAMES
 from millpond.txn.compiler.bodycode import LOG_FIRST, BodyCode
-from millpond.txn.compiler.cache import compiled, kept_source
+from millpond.txn.compiler.cache import kept_source, lazily_compiled
 from millpond.txn.compiler.facts import Analysis
 from millpond.txn.compiler.keycode import UNKNOWN, KeyCode
 from millpond.txn.compiler.values import FIRST_ABORT, FULL, CannotCompile, CodeWriter, EventField
@@ -118,7 +118,7 @@ def kernel(source: str, name: str) -> Callable[..., Any]:
         return _quiet(given[name])
     file = kept_source(source)
     exec(compile(source, file or f"<{name} of transactions>", "exec"), given)  # noqa: S102 - our own text
-    return compiled(given[name], file)
+    return lazily_compiled(given[name], file)
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:

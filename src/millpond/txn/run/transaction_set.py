@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from numba.core.errors import NumbaError
 
 from millpond.code.tables import TableSpec, TransactionSetCode, Type, type_of
-from millpond.errors import BadTransaction, RuleInterpreted
+from millpond.errors import BadTransaction, RuleInterpreted, WrongColumn
 from millpond.stores.tables import TableStore, layout_of, new_stores
 from millpond.stores.undo import Undo
 from millpond.txn.compiler import codegen
@@ -63,7 +63,7 @@ class TransactionSet:
     def __init__(self, kinds: Mapping[str, TransactionFunction], tables: Mapping[str, TableSpec]) -> None:
         if not tables:
             raise BadTransaction(
-                "transactions need a table", hint='as in bind(kinds, {"accounts": TableSpec(...)})'
+                "transactions need a table", hint='as in TransactionSet(kinds, {"accounts": TableSpec(...)})'
             )
         self.kinds = dict(kinds)
         self.tables = dict(tables)
@@ -92,6 +92,23 @@ class TransactionSet:
     def message(self) -> TransactionSetCode:
         """All of it as text, from which `load_transactions` makes it again."""
         return TransactionSetCode({kind: f.message for kind, f in self.kinds.items()}, self.tables)
+
+    @property
+    def output_names(self) -> list[str]:
+        """The columns that outputs have beyond the events'."""
+        results = [name for function in self.kinds.values() for name in function.result_names]
+        return ["committed", "reason", *dict.fromkeys(results)]
+
+    def check_events(self, names: Sequence[str]) -> None:
+        """The events' columns must leave room for the outputs'."""
+        for name in self.output_names:
+            if name in names:
+                raise WrongColumn(
+                    f"the events have a column {name!r}, which the outputs need",
+                    hint='rename it, or name results otherwise: @mp.transaction(results="balance")',
+                    column=name,
+                    available=list(names)[:50],
+                )
 
     def stores(self) -> dict[str, TableStore]:
         """Empty tables for it to run over."""
@@ -250,11 +267,6 @@ class TransactionSet:
             return None
         decoupled = not slow and all(not self.found[kind].coupling() for kind in functions)
         return codegen.generate(list(functions.values()), self.layouts, decoupled, alone=len(self.kinds) == 1)
-
-
-def bind(kinds: Mapping[str, TransactionFunction], tables: Mapping[str, TableSpec]) -> TransactionSet:
-    """Functions by kind, bound to the tables that their parameters name."""
-    return TransactionSet(kinds, tables)
 
 
 def load_transactions(message: TransactionSetCode) -> TransactionSet:

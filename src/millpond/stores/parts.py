@@ -1,0 +1,54 @@
+"""Named tables as one batch, for snapshots of stores that hold more than rows of one schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+PARTS = pa.schema([("kind", pa.string()), ("name", pa.string()), ("rows", pa.large_binary())])
+"""One row for each table, which is an Arrow stream."""
+
+
+class Part(NamedTuple):
+    """A table, by what it is and how it is called."""
+
+    kind: str
+    name: str
+    rows: pa.Table
+
+
+def pack(parts: Sequence[Part]) -> pa.RecordBatch:
+    columns = [
+        pa.array([part.kind for part in parts], pa.string()),
+        pa.array([part.name for part in parts], pa.string()),
+        _streams_of([part.rows for part in parts]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PARTS)
+
+
+def unpack(batch: pa.RecordBatch) -> Iterator[Part]:
+    for kind, name, stream in zip(*batch.columns, strict=True):
+        yield Part(kind.as_py(), name.as_py(), pa.ipc.open_stream(stream.as_buffer()).read_all())
+
+
+def _streams_of(tables: Sequence[pa.Table]) -> pa.Array:
+    """Each table as an Arrow stream. They are measured first: a buffer that grows would be copied again and again."""
+    measured = pa.MockOutputStream()
+    _write_streams(measured, tables)
+    buffer = pa.allocate_buffer(measured.size())
+    with pa.FixedSizeBufferWriter(buffer) as sink:
+        ends = _write_streams(sink, tables)
+    offsets = pa.array([0, *ends], pa.int64()).buffers()[1]
+    return pa.Array.from_buffers(pa.large_binary(), len(tables), [None, offsets, buffer])
+
+
+def _write_streams(sink: pa.NativeFile, tables: Sequence[pa.Table]) -> list[int]:
+    """Writes the tables one after the other; tells where each ends."""
+    ends = []
+    for rows in tables:
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        ends.append(sink.tell())
+    return ends

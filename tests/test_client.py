@@ -1,0 +1,145 @@
+"""A client that several threads share: whom they wait for, and whom they do not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millpond import runtime
+from millpond.client import runs
+from millpond.client.client import Client
+from millpond.client.runs import Run, Runs
+from millpond.errors import BadOption
+from millpond.wire.house import ContainerInfo, Locate, Placement
+
+WAIT_S = 10.0
+
+
+class Gate:
+    """Whoever passes waits until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Semaphore(0)
+        self.opened = threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.release()
+        assert self.opened.wait(WAIT_S)
+
+
+class Peer:
+    """A coordinator or a container; `before` runs before it answers."""
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self.before = before
+        self.closed = False
+
+    def call(self, message: Any) -> Any:
+        assert isinstance(message, Locate)
+        self.before()
+        infos = [ContainerInfo(number, number, f"c{number}", (number,)) for number in range(2)]
+        return Placement("/pond", 1, [0, 1], infos)
+
+    def read(self, message: Any) -> pa.Table:
+        self.before()
+        return pa.table({"slice": message.slices})
+
+    def exchange(self, message: Any, batches: Any) -> Any:
+        raise AssertionError("not asked here")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def started(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_nobody_waits_while_another_asks_where_slices_are() -> None:
+    coordinator, gate = Peer(), Gate()
+    client = Client(coordinator, lambda address: Peer())
+    placement = client.placement()
+    coordinator.before = gate
+    client._placement = None  # as a retry leaves it
+    asking, _ = started(client.placement)
+    assert gate.reached.acquire(timeout=WAIT_S)
+    reading, connections = started(lambda: client._connection(placement, 1))
+    reading.join(WAIT_S)
+    assert len(connections) == 1
+    assert isinstance(connections[0], Peer)
+    gate.opened.set()
+    asking.join(WAIT_S)
+    assert client.placement() == placement
+    client.close()
+
+
+def test_an_answer_that_was_overtaken_is_not_taken() -> None:
+    client = Client(Peer(), lambda address: Peer())
+    newer = Placement("/pond", 2, [1, 1], client.placement().containers)
+
+    def overtake() -> None:
+        client._placement = newer
+
+    client._placement = None
+    client._coordinator.before = overtake  # type: ignore[attr-defined]
+    assert client.placement() is newer
+    client.close()
+
+
+def test_closing_waits_for_calls_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "CLOSE_S", 0.05)
+    gate = Gate()
+    containers: list[Peer] = []
+
+    def dial(address: str) -> Peer:
+        containers.append(Peer(gate))
+        return containers[-1]
+
+    coordinator = Peer()
+    client = Client(coordinator, dial)
+    reading, rows = started(lambda: client.read("s", 0))
+    for _ in range(2):
+        assert gate.reached.acquire(timeout=WAIT_S)
+    closing, _ = started(client.close)
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    assert reading.is_alive()
+    assert coordinator.closed
+    gate.opened.set()
+    reading.join(WAIT_S)
+    assert rows[0]["slice"].to_pylist() == [0, 1]
+    with pytest.raises(BadOption, match="closed"):
+        client.read("s", 0)
+
+
+def test_of_two_operators_of_one_name_only_the_first_has_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Runs()
+    first, second = known.new_operator(), known.new_operator()
+    known.note("s", "views", Run("run", 3, first))
+    assert known.is_taken("s", "views", Run("run", 3, second))
+    # The same one again, another epoch, another run, another name, or no stream at all.
+    assert not known.is_taken("s", "views", Run("run", 3, first))
+    assert not known.is_taken("s", "views", Run("run", 4, second))
+    assert not known.is_taken("s", "views", Run("later", 3, second))
+    assert not known.is_taken("s", "clicks", Run("run", 3, second))
+    assert not known.is_taken("s", "views", Run(None, 3, second))
+    monkeypatch.setattr(runs, "FETCHERS_MAX", 2)
+    known.note("s", "clicks", Run("run", 3, second))
+    known.note("s", "views", Run("run", 4, first))
+    known.note("s", "sales", Run("run", 3, second))
+    assert known.is_taken("s", "views", Run("run", 4, second))
+    assert not known.is_taken("s", "clicks", Run("run", 3, first))
