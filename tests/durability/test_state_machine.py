@@ -210,7 +210,7 @@ class Side(RuleBasedStateMachine):
                 history="continue",
                 delay=1,
                 late_below=plan.late_below,
-                time_kind=staged[chosen].time_kind if both[chosen] else "",
+                time_kind=staged[chosen].kind if both[chosen] else "",
                 work=RowsWork(),
                 receipts=staged[chosen].receipts,
             )

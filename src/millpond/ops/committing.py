@@ -24,7 +24,7 @@ class StagedEpoch(NamedTuple):
     """What was staged for an epoch: the receipts that are to count, and the kind of time the rows have."""
 
     receipts: Sequence[Receipt]
-    time_kind: TimeKind
+    kind: TimeKind
 
 
 class EpochName(NamedTuple):
@@ -90,9 +90,9 @@ def commit(
                 CommitEpoch(
                     *epoch,
                     history,
-                    delay=delay(staged.time_kind),
+                    delay=delay(staged.kind),
                     late_below=plan.late_below,
-                    time_kind=staged.time_kind if any(r.rows or r.late for r in staged.receipts) else "",
+                    time_kind=staged.kind if any(r.rows or r.late for r in staged.receipts) else "",
                     receipts=list(staged.receipts),
                     work=work,
                 )
