@@ -387,7 +387,7 @@ def test_the_pond_answers_as_the_oracle_does(machine: type[RuleBasedStateMachine
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=SOAK or 40,
+            max_examples=SOAK or 60,
             stateful_step_count=100 if SOAK else 40,
             derandomize=not SOAK,
             database=None,

@@ -365,7 +365,7 @@ def test_a_task_may_kill_its_own_process() -> None:
 
 
 def test_who_asks_a_process_that_is_killed_hears_it_or_waits_in_vain() -> None:
-    for silent, waited_s in ((0.0, 6), (1.0, 120)):
+    for silent, waited_s in ((0.0, 6), (1.0, DropResident.seconds)):
         pair = Pair(1, Weather(silent=silent), seconds=50)
 
         def main(pair: Pair = pair) -> float:
