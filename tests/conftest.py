@@ -23,12 +23,10 @@ settings.load_profile("millpond")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """A file's tests run in one worker, and all files that use Spark in the same one."""
-    files = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if item.path in files else str(item.path)))
+    module = getattr(item, "module", None)
+    item.add_marker(pytest.mark.xdist_group("spark" if hasattr(module, "SparkSession") else item.path.stem))
 
 
 @pytest.fixture(scope="session")
