@@ -20,10 +20,10 @@ demo: setup ## two streaming queries share one State; every answer is checked
 
 # One more worker than cores: many tests wait, for a disk or for a Java machine to start.
 test: setup ## run all tests but the long ones
-	@$(BIN)/python -m pytest -n $$((1 + $$(nproc))) --dist loadgroup --no-loadscope-reorder -m "not long"
+	@$(BIN)/python -m pytest -n $$((1 + $$(nproc))) --dist loadscope --no-loadscope-reorder -m "not long"
 
 test-long: setup ## the tests that would make `make test` too long
-	@$(BIN)/python -m pytest -n auto --dist loadgroup -m long
+	@$(BIN)/python -m pytest -n auto --dist loadscope -m long
 
 soak: setup ## the long tests: many more histories, ten minutes of kill -9; fixed seeds
 	MILLPOND_SOAK=700 $(BIN)/python -m pytest tests/durability/test_state_machine.py

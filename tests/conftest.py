@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -23,10 +24,22 @@ settings.load_profile("millpond")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file's tests run in one worker, and all files that use Spark in the same one."""
-    module = getattr(item, "module", None)
-    item.add_marker(pytest.mark.xdist_group("spark" if hasattr(module, "SparkSession") else item.path.stem))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "spark" if uses_spark(config.rootpath / file) else file
+
+    return Scheduling(config, log)
+
+
+@cache
+def uses_spark(file: Path) -> bool:
+    return "spark: SparkSession" in file.read_text()
 
 
 @pytest.fixture(scope="session")
