@@ -22,7 +22,7 @@ def outcome(system: str, given: transactions.Case, executors: int) -> tuple[list
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "ledger" else pytest.mark.long) for name in transactions.APPS],
+    [pytest.param(name, marks=() if name == "tolls" else pytest.mark.long) for name in transactions.APPS],
 )
 def test_schemes_that_keep_the_order_equal_serial_execution(name: str) -> None:
     given = transactions.case(transactions.APPS[name], 12_000, 5_000, keys=40)
@@ -55,6 +55,7 @@ def test_the_bench_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "found.svg").stat().st_size > 1_000
 
 
+@pytest.mark.long
 def test_the_sensitivity_study_writes_tables_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

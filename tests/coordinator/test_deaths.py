@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.coordinator.deaths import DEATHS_MAX, EPOCHS_REMEMBERED, Deaths
+from millpond.coordinator.deaths import DEATHS_MAX, EPOCHS_REMEMBERED, KILLS_MAX, Deaths
 from millpond.wire.base import Epoch, Turn
 from millpond.wire.epochs import Prepare
 from millpond.wire.specs import RowsWork
 
 KILLED = "was killed by SIGKILL"
+LEFT = "ended with exit code 3"
 
 
 def prepare(epoch: int, resident: str = "s") -> Prepare:
     return Prepare(resident, "feed@q", Turn(Epoch(epoch)), 1, {}, RowsWork())
 
 
-def test_kills_may_come_from_outside_but_not_again_and_again() -> None:
+@pytest.mark.parametrize(("words", "most"), [(KILLED, KILLS_MAX), (LEFT, DEATHS_MAX)])
+def test_deaths_may_come_from_outside_but_not_again_and_again(words: str, most: int) -> None:
     deaths = Deaths()
-    for _ in range(DEATHS_MAX - 1):
-        deaths, blamed = deaths.after(prepare(3), KILLED)
+    for _ in range(most - 1):
+        deaths, blamed = deaths.after(prepare(3), words)
         assert not blamed
-        deaths, blamed = deaths.after(prepare(3, "other"), KILLED)
+        deaths, blamed = deaths.after(prepare(3, "other"), words)
         assert not blamed, "another resident's epoch counts for itself"
-    deaths, blamed = deaths.after(prepare(3), KILLED)
+    deaths, blamed = deaths.after(prepare(3), words)
     assert blamed
     assert [epoch[0] for epoch in deaths.counts] == ["other"]
-    deaths, blamed = deaths.after(prepare(3), KILLED)
+    deaths, blamed = deaths.after(prepare(3), words)
     assert not blamed, "it may have been mended since"
 
 
@@ -44,7 +46,7 @@ def test_two_containers_that_end_over_one_epoch_count_twice() -> None:
     deaths = Deaths()
     verdicts = []
     for _ in range(2 * DEATHS_MAX):
-        deaths, blamed = deaths.after(prepare(0), KILLED)
+        deaths, blamed = deaths.after(prepare(0), LEFT)
         verdicts.append(blamed)
     assert verdicts == ([False] * (DEATHS_MAX - 1) + [True]) * 2
 

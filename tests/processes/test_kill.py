@@ -371,6 +371,7 @@ def test_an_opener_that_is_killed_while_it_opens_leaves_nothing_behind(root: Pat
 # (d) Any of these, again and again
 
 
+@pytest.mark.long
 @pytest.mark.timeout(SOAK_S + 120)
 def test_killed_at_random_for_a_while_nothing_is_lost_or_doubled(root: Path) -> None:
     seed = int(os.environ.get("MILLPOND_SOAK_SEED", "20260101"))
@@ -623,6 +624,7 @@ def test_an_opening_that_fails_leaves_nothing_behind(root: Path) -> None:
 # (h) A pond on its own
 
 
+@pytest.mark.long  # as `tests/test_cli.py` shows, with more around it
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_serve_runs_until_it_is_told_to_end(root: Path, ending: signal.Signals) -> None:
     command = [sys.executable, "-c", "from millpond.cli import main; main()", "serve", "--root", str(root)]

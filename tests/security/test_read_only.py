@@ -22,10 +22,11 @@ def pay(accounts: Any, account: int, amount: int) -> None:
     accounts[account].balance += amount
 
 
-@pytest.fixture
-def ponds(tmp_path: Path) -> Iterator[tuple[mp.Pond, mp.Pond]]:
+@pytest.fixture(scope="module")
+def ponds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[mp.Pond, mp.Pond]]:
     """A pond, and the same through its read-only token."""
-    with mp.open(tmp_path / "pond") as pond:
+    root = tmp_path_factory.mktemp("read") / "pond"
+    with mp.open(root) as pond:
         state = pond.state("s", key="long", value="long")
         feed = state.update(key="k", at="t", value="v", name="feed")
         feed(pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]}), 0)
@@ -33,7 +34,7 @@ def ponds(tmp_path: Path) -> Iterator[tuple[mp.Pond, mp.Pond]]:
         accounts = pond.table("accounts", key="long", value="balance long", default={"balance": 0})
         bank = pond.transactions("bank", [accounts], {"pay": pay})
         bank(pa.table({"ts": [1], "account": [7], "amount": [5]}), 0)
-        token = (tmp_path / "pond" / "token.read").read_text()
+        token = (root / "token.read").read_text()
         with mp.connect(pond.address, token=token) as reader:
             yield pond, reader
 
@@ -85,7 +86,7 @@ def test_the_full_token_sends_code(ponds: tuple[mp.Pond, mp.Pond]) -> None:
     assert answers["x"].to_pylist() == [0.0, None]
 
 
-def test_the_tokens_differ_and_are_private(ponds: tuple[mp.Pond, mp.Pond], tmp_path: Path) -> None:
-    tokens = [tmp_path / "pond" / name for name in ("token", "token.read")]
+def test_the_tokens_differ_and_are_private(ponds: tuple[mp.Pond, mp.Pond]) -> None:
+    tokens = [Path(ponds[0]._locate().root) / name for name in ("token", "token.read")]
     assert len({token.read_text() for token in tokens}) == 2
     assert [token.stat().st_mode & 0o777 for token in tokens] == [0o600, 0o600]

@@ -8,8 +8,11 @@ from typing import NamedTuple
 from millpond.wire.epochs import Prepare
 
 DEATHS_MAX = 3
-"""Starts that an epoch of user code may cost before it is refused."""
+KILLS_MAX = 8
+"""Starts that an epoch of user code may cost before it is refused; and where they were kills, which mostly come from
+outside: the limit of a container's memory is below what the machine would kill it for."""
 EPOCHS_REMEMBERED = 100
+KILLS = ("SIGKILL", "SIGTERM")
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
 
 _Epoch = tuple[str, str, str]
@@ -25,8 +28,9 @@ class Deaths(NamedTuple):
         epoch = (message.resident, message.writer, str(message.turn))
         others = {known: count for known, count in self.counts.items() if known != epoch}
         count = self.counts.get(epoch, 0) + 1
-        # A kill may come from outside, again and again. A crash is of its own making.
-        if count >= DEATHS_MAX or any(crash in last_words for crash in CRASHES):
+        most = KILLS_MAX if any(kill in last_words for kill in KILLS) else DEATHS_MAX
+        # A crash is of its own making.
+        if count >= most or any(crash in last_words for crash in CRASHES):
             return Deaths(others), True
         kept = list(others.items())[1 - EPOCHS_REMEMBERED :]
         return Deaths(dict([*kept, (epoch, count)])), False
