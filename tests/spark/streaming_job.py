@@ -34,7 +34,7 @@ def die_once(root: Path, place: str, epoch: int, deaths: dict[str, int] = DEATHS
 
 def main(root: Path) -> None:
     with (
-        spark_session("streaming-job", master="local[2]") as spark,
+        spark_session("streaming-job", master="local[2]", compiled=False) as spark,
         mp.open(root / "pond", spark=spark, containers=2) as pond,
     ):
         campaigns = pond.state("campaigns", key="long", value="long")

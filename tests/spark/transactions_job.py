@@ -47,7 +47,7 @@ def operator_of(pond: mp.Pond, **options: Any) -> Any:
 
 def main(root: Path) -> None:
     with (
-        spark_session("transactions-job", master="local[2]") as spark,
+        spark_session("transactions-job", master="local[2]", compiled=False) as spark,
         mp.open(root / "pond", spark=spark, containers=2, threads=1) as pond,
     ):
         ledger = operator_of(pond)
