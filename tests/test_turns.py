@@ -10,7 +10,7 @@ import pytest
 from millpond.code.rules import keep_latest, put
 from millpond.coordinator import catalogue, fetches, updates
 from millpond.coordinator.records import PondRecord
-from millpond.errors import EpochOutOfOrder, OtherQuery
+from millpond.errors import EpochChanged, EpochOutOfOrder, OtherQuery
 from millpond.times import Progress
 from millpond.wire.base import DRAINS_MAX, Turn
 from millpond.wire.epochs import History
@@ -147,6 +147,21 @@ def test_an_epoch_that_is_not_answered_is_followed_by_none() -> None:
         views.pin(1)
     views.answer(0)
     views.pin(1)
+
+
+def test_an_epoch_that_comes_again_with_other_rows_is_refused() -> None:
+    """Else what waits of the first would be lost."""
+    fetcher = Fetcher()
+    fetcher.pin(0)
+    fetcher.answer(0, waiting=2, lowest=7)
+    fetcher.pin(0)
+    fetcher.answer(0, waiting=2, lowest=7)
+    before = fetcher.pond
+    for waiting, lowest in ((0, None), (1, 7), (2, 8)):
+        with pytest.raises(EpochChanged) as caught:
+            fetcher.answer(0, waiting=waiting, lowest=lowest)
+        assert caught.value.hint
+    assert fetcher.pond == before
 
 
 def test_rows_below_a_reported_progress_are_late() -> None:

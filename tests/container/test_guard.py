@@ -167,6 +167,15 @@ def test_running_out_of_memory_is_told_and_lets_go(guard: Guard) -> None:
     assert held[0]() is None
 
 
+def test_code_that_calls_itself_too_deeply_is_told_so(guard: Guard) -> None:
+    def work() -> None:
+        work()
+
+    with pytest.raises(RuleFailed, match="rule 'deep' called itself too deeply") as raised:
+        guard.run("rule 'deep'", work)
+    assert raised.value.hint
+
+
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_code_cannot_end_the_thread_that_serves(guard: Guard, error: type[BaseException]) -> None:
     def work() -> None:
@@ -183,9 +192,9 @@ def test_calls_at_once_each_have_their_own_time(guard: Guard) -> None:
         except CodeTookTooLong as error:
             return error.what
 
-    guard.seconds = 1.0  # the loops compete with the others
-    with ThreadPoolExecutor(16) as pool:
-        outcomes = list(pool.map(call, range(16)))
-    assert outcomes == [f"call {n}" if n % 4 == 0 else n for n in range(16)]
+    guard.seconds = 3.0  # the loops compete with the others
+    with ThreadPoolExecutor(12) as pool:
+        outcomes = list(pool.map(call, range(12)))
+    assert outcomes == [f"call {n}" if n % 4 == 0 else n for n in range(12)]
     time.sleep(0.1)
     assert sum(t.name == "millpond-code" for t in threading.enumerate()) < 20

@@ -17,7 +17,7 @@ import millpond as mp
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import Means, Ready
 from millpond.durable.crashpoints import SimulatedCrash, armed, counted
-from millpond.errors import MillpondError, Moved, UnknownResident, UnknownTable, WriteFailed
+from millpond.errors import MillpondError, Moved, UnknownResident, UnknownTable, UnknownUpdater, WriteFailed
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.base import SliceId
@@ -603,4 +603,7 @@ def test_what_is_not_there_is_not_forgotten() -> None:
     with pytest.raises(MillpondError):
         scene.pond.forget(scene.state, query="q")
     scene.epoch(0)
+    (updater,) = scene.state.progress().updaters
+    with pytest.raises(UnknownUpdater, match="has no query 'q'"):
+        scene.pond.forget(scene.state, name=updater, query="q")
     scene.check(1)

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
+from millpond.coordinator.service import CLOSE_S_MAX
 from millpond.errors import CorruptFile, PondInUse, Unavailable
 from millpond.testing import Oracle
 
@@ -595,6 +596,25 @@ def test_opening_twice_in_one_process(root: Path) -> None:
         assert held_by(pond) == held_by_oracle(oracle_of(9, 1))
     with mp.open(root) as pond:
         assert held_by(pond) == held_by_oracle(oracle_of(9, 1))
+
+
+LEAVES = """
+import sys
+import pyarrow as pa
+import millpond as mp
+pond = mp.open(sys.argv[1], containers=2, threads=1, slices=8)
+feed = pond.state("s", key="long", value="long").update(key="k", at="t", value="v", name="feed")
+feed(pa.table({"k": [1], "t": [1], "v": [1]}), 0)
+"""
+
+
+def test_a_process_that_ends_without_closing_is_done_at_once(root: Path) -> None:
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", LEAVES, str(root)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - began < CLOSE_S_MAX
+    assert processes_at(root) == []
+    assert list((root / "snapshots").rglob("s*.arrow")), "what was in the log is snapshotted"
 
 
 def test_an_opening_that_fails_leaves_nothing_behind(root: Path) -> None:

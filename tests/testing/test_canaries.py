@@ -55,7 +55,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "no term check at the decision": (
-        12,
+        302,
         [
             Edit(
                 Commits,
@@ -64,10 +64,6 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
                 "if False:",
             )
         ],
-    ),
-    "a container counts while its successor recovers": (
-        331,
-        [Edit(Membership, "_bring_up", "self.members.ended(container)", "pass")],
     ),
     "answers at U, too": (
         3,
@@ -87,7 +83,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     ),
     # Two defences: one alone holds.
     "every attempt counts": (
-        0,
+        2,
         [
             Edit(
                 Staged,
@@ -109,13 +105,9 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
             )
         ],
     ),
-    "a late prepare counts": (
-        284,
-        [Edit(Core, "begin", "if message.ballot < self._ballots.get(message.resident, 0):", "if False:")],
-    ),
     "transactions are not undone": (33, [Edit(GroupHolding, "undo", "held.undecided(held.store)", "pass")]),
     "U is published while an epoch is unseen": (
-        14,
+        13,
         [Edit(Commits, "progress", "unseen.held_back if unseen is not None else {}", "{}")],
     ),
     "logs are replayed in the order of directories": (
@@ -129,6 +121,26 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
             )
         ],
     ),
+    "late orders about slices count": (
+        251,
+        [Edit(ContainerService, "_check_order", "if order < self._order:", "if False:")],
+    ),
+    "slices are left with nobody": (
+        72,
+        [Edit(Slices, "_carry_out", "self.containers.recover(container, broken=True)", "pass")],
+    ),
+}
+
+# Promises that hold twice, or that a fault breaks only in a rare order: no seed below 700 finds these.
+SOUGHT: dict[str, tuple[int, list[Edit]]] = {
+    "a late prepare counts": (
+        284,
+        [Edit(Core, "begin", "if message.ballot < self._ballots.get(message.resident, 0):", "if False:")],
+    ),
+    "a container counts while its successor recovers": (
+        331,
+        [Edit(Membership, "_bring_up", "self.members.ended(container)", "pass")],
+    ),
     "files of the last owner go before the journal knows": (
         0,
         [
@@ -139,14 +151,6 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
                 "self._remove_leftovers(set(new))",
             ),
         ],
-    ),
-    "late orders about slices count": (
-        68,
-        [Edit(ContainerService, "_check_order", "if order < self._order:", "if False:")],
-    ),
-    "slices are left with nobody": (
-        72,
-        [Edit(Slices, "_carry_out", "self.containers.recover(container, broken=True)", "pass")],
     ),
 }
 

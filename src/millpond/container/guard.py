@@ -144,6 +144,10 @@ class _Task(Generic[_T]):
             return self._value
         if isinstance(error, MemoryError):
             raise _out_of_memory(what)
+        if isinstance(error, RecursionError):
+            raise RuleFailed(
+                f"{what} called itself too deeply", hint="let the code use a loop, or less depth", rule=what
+            )
         if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
             raise RuleFailed(f"{what} raised {type(error).__name__}", rule=what)
         raise error

@@ -78,6 +78,14 @@ def forget(pond: PondRecord, message: Forget) -> PondRecord:
         updaters.pop(message.name, None)
         fetchers.pop(message.name, None)
     else:
+        known = queries_of(resident, message.name)
+        if message.query not in known:
+            raise UnknownUpdater(
+                f"{message.name!r} of {resident.spec.name!r} has no query {message.query!r}",
+                hint=f"it has: {', '.join(sorted(known)) or 'none yet'}",
+                resident=resident.spec.name,
+                name=message.name,
+            )
         if message.name in updaters:
             updater = updaters[message.name]
             queries = {q: known for q, known in updater.queries.items() if q != message.query}
@@ -88,6 +96,15 @@ def forget(pond: PondRecord, message: Forget) -> PondRecord:
             asking = {q: known for q, known in fetcher.queries.items() if q != message.query}
             fetchers[message.name] = progressed(replace(fetcher, queries=asking))
     return pond.with_resident(_settled(replace(resident, updaters=updaters, fetchers=fetchers)))
+
+
+def queries_of(resident: ResidentRecord, name: str) -> set[str]:
+    """The queries in which an operator of that name has run, as far as they are remembered."""
+    updater, fetcher = resident.updaters.get(name), resident.fetchers.get(name)
+    return {
+        *(() if updater is None else (*updater.queries, *updater.ended)),
+        *(() if fetcher is None else fetcher.queries),
+    }
 
 
 def forgotten_writers(before: PondRecord, after: PondRecord, resident: str) -> list[str]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from millpond.coordinator.catalogue import progressed, resident_of, unknown_operator, with_fetcher
 from millpond.coordinator.records import AskingRecord, FetcherRecord, PinRecord, PondRecord, ResidentRecord
 from millpond.coordinator.updates import check_first
-from millpond.errors import EpochOutOfOrder
+from millpond.errors import EpochChanged, EpochOutOfOrder
 from millpond.times import Progress
 from millpond.wire.base import DRAINS_MAX
 from millpond.wire.questions import Answered, AskPending, Drain, Pending, Pin, Pinned
@@ -99,6 +99,13 @@ def answered(pond: PondRecord, message: Answered) -> PondRecord:
         # A replay of a turn before the last: what it left waiting was taken up since.
         return pond
     last = asking.pins[-1]
+    if last.answered and (last.waiting, last.lowest) != (message.waiting, message.lowest):
+        # It saw what it saw the first time, so the rows are others; those that wait would be lost.
+        raise EpochChanged(
+            f"epoch {message.turn} of fetcher {message.fetcher!r} came again with other rows",
+            hint="give every fetch of a State a name of its own, and a source that replays the same rows",
+            epoch=message.turn.epoch,
+        )
     record = replace(last, answered=True, waiting=message.waiting, lowest=message.lowest, token=message.token)
     watermark = max(asking.watermark, message.watermark if message.watermark is not None else -math.inf)
     asking = AskingRecord(watermark, (*asking.pins[:-1], record))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -127,17 +128,21 @@ class CoordinatorService:
 
     def _checkpoint_for(self, seconds: float) -> None:
         """Checkpoints every container, if that does not take longer: it is only to save time later."""
-        done: list[bool] = []
+        live = list(self._containers.live)
+        done: list[int] = []
 
-        def work() -> None:
-            with suppress(MillpondError):
-                live = list(self._containers.live)
-                self._runtime.map(lambda c: self._containers.ask(c, Checkpoint()), live)
-            done.append(True)
+        def checkpoint(container: int) -> None:
+            try:
+                with suppress(MillpondError):
+                    self._containers.ask(container, Checkpoint())
+            finally:
+                done.append(container)
 
-        self._runtime.spawn(work, "millpond-close")
+        # Not `map`: when an interpreter ends, a pool of threads takes no work any more.
+        for container in live:
+            self._runtime.spawn(partial(checkpoint, container), "millpond-close")
         deadline = self._runtime.now() + seconds
-        while not done and self._runtime.now() < deadline:
+        while len(done) < len(live) and self._runtime.now() < deadline:
             self._runtime.sleep(0.01)
 
     def recover(self, container: int) -> None:
