@@ -18,9 +18,9 @@ setup: $(STAMP) ## make .venv with all dependencies, and see that Java is there
 demo: setup ## two streaming queries share one State; every answer is checked
 	@$(BIN)/millpond demo
 
-# More workers than cores: many tests wait, for a disk or for a Java machine to start.
+# One more worker than cores: many tests wait, for a disk or for a Java machine to start.
 test: setup ## run all tests but the long ones
-	@$(BIN)/python -m pytest -n $$((2 + $$(nproc))) --dist loadscope --no-loadscope-reorder -m "not long"
+	@$(BIN)/python -m pytest -n $$((1 + $$(nproc))) --dist loadscope --no-loadscope-reorder -m "not long"
 
 test-long: setup ## the tests that would make `make test` too long
 	@$(BIN)/python -m pytest -n auto --dist loadscope -m long
