@@ -18,7 +18,7 @@ from millpond.apps.spark_session import spark_session
 from millpond.errors import BadOption, MillpondError
 
 
-@pytest.mark.parametrize("rate", [2, 997])
+@pytest.mark.parametrize("rate", [1, 2, 997, 1_000])
 def test_rows_come_out_of_order_within_the_bound_and_share_no_time(spark: SparkSession, rate: int) -> None:
     source = spark.range(0, 3 * rate + 1, 1, 1).selectExpr("id AS value", "current_timestamp() AS timestamp")
     rows = adcamp.updates(source, rate, keys=50, rows=3 * rate).toPandas()
