@@ -6,6 +6,9 @@ STAMP := $(VENV)/.millpond-setup
 LOG := $(VENV)/setup.log
 PYTHON ?=
 
+# Every container is a Python of its own: compiled once, not by each.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long soak simulate check bench clean
 

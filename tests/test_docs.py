@@ -6,13 +6,14 @@ import contextlib
 import io
 import itertools
 import linecache
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+
+import millpond as mp
 
 REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -38,24 +39,50 @@ def blocks(document: Path) -> list[tuple[str, str | None]]:
 def run_blocks(document: Path) -> None:
     """Runs the blocks of a document in the present directory."""
     names: dict[str, object] = {}
-    for number, (code, promised) in enumerate(blocks(document)):
-        out = io.StringIO()
-        # As in a notebook: the source of what a block defines can be found.
-        name = f"<{document.name} block {number}>"
-        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-        with contextlib.redirect_stdout(out):
-            exec(compile(code, name, "exec"), names)
-        if promised is not None:
-            assert out.getvalue() == promised, out.getvalue()
+    try:
+        for number, (code, promised) in enumerate(blocks(document)):
+            out = io.StringIO()
+            # As in a notebook: the source of what a block defines can be found.
+            name = f"<{document.name} block {number}>"
+            linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+            with contextlib.redirect_stdout(out):
+                exec(compile(code, name, "exec"), names)
+            if promised is not None:
+                assert out.getvalue() == promised, out.getvalue()
+    finally:
+        for pond in (left for left in names.values() if isinstance(left, mp.Pond)):
+            pond.close()
+
+
+@pytest.fixture
+def spark_starts_here(spark: SparkSession, tmp_path: Path) -> Iterator[None]:
+    """A document starts Spark itself, as its reader does; in the Java machine of the other tests, which is warm."""
+    java = spark.sparkContext._jvm
+    assert java is not None
+    files = java.org.apache.hadoop.fs.FileSystem.get(spark.sparkContext._jsc.hadoopConfiguration())
+
+    def lead_to(directory: str) -> str:
+        """Relative paths of data and of checkpoints, which Spark finds each in its own way. Returns where they led."""
+        files.setWorkingDirectory(java.org.apache.hadoop.fs.Path(directory))
+        return java.java.lang.System.setProperty("user.dir", directory)
+
+    before = lead_to(str(tmp_path))
+    spark.stop()
+    yield
+    left = SparkSession.getActiveSession()
+    if left is not None:
+        left.stop()
+    lead_to(before)
 
 
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if blocks(path)], ids=lambda path: path.stem)
-def test_every_block_runs(document: Path, tmp_path: Path) -> None:
-    # In a process of its own: paths of a Spark that runs already lead to where it was started.
-    settings = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, __file__, str(document)]
-    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_every_block_runs(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "SparkSession" in document.read_text():
+        request.getfixturevalue("spark_starts_here")
+    run_blocks(document)
 
 
 def test_links_between_documents_lead_somewhere() -> None:
@@ -68,7 +95,3 @@ def test_paths_named_in_documents_exist() -> None:
     for document in DOCUMENTS:
         for path in re.findall(r"`((?:tests|src|docs)/[\w/.]+\.\w+)`", document.read_text()):
             assert (REPOSITORY / path).exists(), f"{document.name} names {path}"
-
-
-if __name__ == "__main__":
-    run_blocks(Path(sys.argv[1]))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from jobs import die_once, is_due
 from pyspark.sql import DataFrame
-from streaming_job import die_once, is_due
 
 import millpond as mp
 from millpond.apps.spark_session import spark_session

@@ -5,21 +5,27 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 import millpond as mp
 from millpond.apps.spark_session import spark_session
 
 
 def main(address: str, token_file: str, updater: str, key: str) -> None:
     with (
-        spark_session(updater, master="local[1]", memory="512m") as spark,
+        spark_session(updater, master="local[1]", memory="512m", compiled=False) as spark,
         mp.connect(address, token=Path(token_file).read_text(), spark=spark) as pond,
     ):
-        state = pond.state("shared")
-        feed = state.update(key="k", at="t", value="v", name=updater)
-        for epoch in range(3):
-            rows = [(int(key), 10 * epoch + step, 100 * int(key) + epoch) for step in range(10)]
-            feed(spark.createDataFrame(rows, "k long, t long, v long"), epoch)
-        state.finish(updater)
+        update_shared(pond, spark, updater, int(key))
+
+
+def update_shared(pond: mp.Pond, spark: SparkSession, updater: str, key: int) -> None:
+    state = pond.state("shared")
+    feed = state.update(key="k", at="t", value="v", name=updater)
+    for epoch in range(3):
+        rows = [(key, 10 * epoch + step, 100 * key + epoch) for step in range(10)]
+        feed(spark.createDataFrame(rows, "k long, t long, v long"), epoch)
+    state.finish(updater)
 
 
 if __name__ == "__main__":

@@ -1,38 +1,61 @@
 """A streaming job as a user would write it, in a process of its own: `streaming_job.py ROOT`.
 
-Updates first, then views, from files. At each place of `DEATHS`, in an epoch of its own, the driver kills itself
-with SIGKILL, if it has not died there before: a file under ROOT remembers.
+One query updates, another one asks, both from files. In each of its first lives the driver kills itself with SIGKILL
+while both are at a place of `DEATHS`; files under ROOT remember which it has died at.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-from collections.abc import Callable
+import threading
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from jobs import die, start
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StreamingQuery
 
 import millpond as mp
 from millpond.apps.spark_session import spark_session
 from millpond.wire.epochs import CommitEpoch
 
-DEATHS = {"after stage": 1, "after commit": 2, "before the commit log": 3, "during the sink's write": 1}
+# Where the updates stand, and where the answers do, each with its epoch.
+DEATHS = [
+    (("after stage", 1), ("during the sink's write", 0)),
+    (("after commit", 2), ("before the commit log", 1)),
+]
 
 
-def is_due(root: Path, place: str, epoch: int, deaths: dict[str, int] = DEATHS) -> bool:
-    return deaths[place] == epoch and not (root / f"died {place}").exists()
+class Life:
+    """One life of the driver: the updates stop where they are to, and the answers where the process dies."""
 
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._number = len(list(root.glob("died *")))
+        self._stand, self._fall = DEATHS[self._number] if self._number < len(DEATHS) else (None, None)
+        self._standing = threading.Event()
 
-def die_once(root: Path, place: str, epoch: int, deaths: dict[str, int] = DEATHS) -> None:
-    if is_due(root, place, epoch, deaths):
-        (root / f"died {place}").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+    def stands_at(self, place: str, epoch: int) -> None:
+        if self._stand == (place, epoch):
+            self._standing.set()
+            threading.Event().wait()
+
+    def falls_at(self, place: str, epoch: int) -> bool:
+        return self._fall == (place, epoch)
+
+    def end(self) -> None:
+        die(self._root, str(self._number))
+
+    def wait_until_it_stands(self, updates: StreamingQuery) -> None:
+        """In the last life, until all is updated."""
+        while updates.isActive and not self._standing.wait(0.1):
+            pass
+        if not self._standing.is_set():
+            updates.awaitTermination()
 
 
 def main(root: Path) -> None:
+    life = Life(root)
     with (
         spark_session("streaming-job", master="local[2]", compiled=False) as spark,
         mp.open(root / "pond", spark=spark, containers=2) as pond,
@@ -44,45 +67,28 @@ def main(root: Path) -> None:
         def watched_call(message: Any) -> Any:
             if not isinstance(message, CommitEpoch):
                 return call(message)
-            die_once(root, "after stage", message.turn.epoch)
+            life.stands_at("after stage", message.turn.epoch)
             answer = call(message)
-            die_once(root, "after commit", message.turn.epoch)
+            life.stands_at("after commit", message.turn.epoch)
             return answer
 
         feed._client.call = watched_call  # type: ignore[method-assign]
 
-        def update(frame: DataFrame, epoch: int) -> None:
-            feed(frame, epoch)
-            die_once(root, "before the commit log", epoch)
-
         def sink(answers: DataFrame, epoch: int) -> None:
             target = str(root / "out" / f"epoch={epoch}")
-            if is_due(root, "during the sink's write", epoch):
+            if life.falls_at("during the sink's write", epoch):
                 answers.limit(3).write.mode("overwrite").parquet(target)
-                die_once(root, "during the sink's write", epoch)
+                life.end()
             answers.write.mode("overwrite").parquet(target)
+            if life.falls_at("before the commit log", epoch):
+                life.end()
 
-        run(spark, root, "updates", "ad long, ts long, campaign long", update)
+        life.wait_until_it_stands(start(spark, root, "updates", "ad long, ts long, campaign long", feed))
         views = campaigns.fetch(key="ad", at="ts", into="campaign", name="views").to(sink)
-        run(spark, root, "views", "ad long, ts long", views)
+        start(spark, root, "views", "ad long, ts long", views).awaitTermination()
         campaigns.finish("feed")
-        run(spark, root, "views", "ad long, ts long", views)
+        start(spark, root, "views", "ad long, ts long", views).awaitTermination()
         sys.stdout.write(f"waiting {views.pending().rows}\n")
-
-
-def run(
-    spark: SparkSession, root: Path, name: str, schema: str, batch: Callable[[DataFrame, int], Any]
-) -> None:
-    (
-        spark.readStream.schema(schema)
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(root / name))
-        .writeStream.foreachBatch(batch)
-        .option("checkpointLocation", str(root / f"checkpoint-{name}"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from other_application import update_shared
 from pyspark.sql import DataFrame, SparkSession
 
 import millpond as mp
@@ -83,21 +84,17 @@ def test_updates_from_a_socket_and_views_from_the_rate_sources(
         assert not wrong
 
 
-def test_two_spark_applications_update_one_state(tmp_path: Path) -> None:
-    with mp.open(tmp_path / "pond", containers=2) as pond:
-        state = pond.state("shared", key="long", value="v long")
-        for name in ("first", "second"):
-            # Both are there before one of them can finish.
-            state.update(key="k", at="t", value="v", name=name)
-        started = [
-            subprocess.Popen(
-                [sys.executable, str(OTHER), pond.address, str(tmp_path / "pond" / "token"), name, key]
-            )
-            for name, key in (("first", "1"), ("second", "2"))
-        ]
-        assert [process.wait(110) for process in started] == [0, 0]
-        assert state.progress().update == float("inf")
-        assert sorted(state.snapshot().to_pylist(), key=lambda row: row["key"]) == [
-            {"key": 1, "time": 29, "v": 102},
-            {"key": 2, "time": 29, "v": 202},
-        ]
+def test_two_spark_applications_update_one_state(pond: mp.Pond, pond_root: Path, spark: SparkSession) -> None:
+    state = pond.state("shared", key="long", value="v long")
+    for name in ("ours", "theirs"):
+        # Both are there before one of them can finish.
+        state.update(key="k", at="t", value="v", name=name)
+    command = [sys.executable, str(OTHER), pond.address, str(pond_root / "token"), "theirs", "2"]
+    with subprocess.Popen(command) as other:
+        update_shared(pond, spark, "ours", 1)
+        assert other.wait(110) == 0
+    assert state.progress().update == float("inf")
+    assert sorted(state.snapshot().to_pylist(), key=lambda row: row["key"]) == [
+        {"key": 1, "time": 29, "v": 102},
+        {"key": 2, "time": 29, "v": 202},
+    ]

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jobs import die_once, is_due, start
 from pyspark.sql import DataFrame
-from streaming_job import die_once, is_due, run
 
 import millpond as mp
 from millpond.apps.spark_session import spark_session
@@ -71,7 +71,9 @@ def main(root: Path) -> None:
             outcomes.write.mode("overwrite").parquet(target)
 
         into = ledger.to(sink)
-        run(spark, root, "events", SCHEMA, lambda frame, epoch: into(frame.repartition(3), epoch))
+        start(
+            spark, root, "events", SCHEMA, lambda frame, epoch: into(frame.repartition(3), epoch)
+        ).awaitTermination()
 
 
 if __name__ == "__main__":
