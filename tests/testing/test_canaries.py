@@ -41,7 +41,7 @@ DIGESTS = "(digest, rows) == (digest_of(self.message), rows_of(self.message))"
 CANARIES: dict[str, tuple[int, list[Edit]]] = {
     "no deduplication": (
         18,
-        [Edit(StateHolding, "_each", "if held.has_seen(record.writer, record.turn):", "if False:")],
+        [Edit(KeyedHolding, "each", "if held.has_seen(record.writer, record.turn):", "if False:")],
     ),
     "no sync of the log before it is prepared": (
         37,

@@ -103,7 +103,7 @@ class Core:
             self.owned |= set(slices)
 
     def release(self, slices: list[SliceId]) -> None:
-        """These slices are served no more. What was prepared with them counts for nothing."""
+        """These slices are served no more. What was staged for those who had them is forgotten."""
         with self._lock:
             gone = set(slices)
             self.owned -= gone
@@ -145,6 +145,7 @@ class Core:
         holding = self.holding(message.resident)
         if holding.broken is not None:
             raise holding.broken
+        holding.check_work(message.work)
         with self._lock:
             if holding.has_seen(message.writer, message.turn):
                 raise BadMessage(f"epoch {message.turn} of {message.writer} is applied already")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond.container.holdings.base import Holding, Kind, Means
-from millpond.container.holdings.group import GroupKind
-from millpond.container.holdings.state import StateKind
+from millpond.container.holdings.base import Holding, Means
+from millpond.container.holdings.group import GroupHolding
+from millpond.container.holdings.state import StateHolding
 from millpond.wire.specs import GroupSpec, Resident, Spec, StateSpec
 
-KINDS: dict[type[Any], Kind] = {StateSpec: StateKind(), GroupSpec: GroupKind()}
+KINDS: dict[type[Any], type[Holding[Any]]] = {StateSpec: StateHolding, GroupSpec: GroupHolding}
 
 
-def kind_of(spec: Spec) -> Kind:
+def kind_of(spec: Spec) -> type[Holding[Any]]:
     return KINDS[type(spec)]
 
 
 def holding_of(resident: Resident, pond_slices: int, means: Means) -> Holding[Any]:
-    return kind_of(resident.spec).holding(resident, pond_slices, means)
+    return kind_of(resident.spec)(resident, pond_slices, means)

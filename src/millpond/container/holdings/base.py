@@ -1,6 +1,6 @@
 """What a container holds of one resident, whatever its kind: the protocol, and what all kinds have in common.
 
-A kind is a module of this package: a `Holding`, and the checks that opening one makes. `KINDS` finds it by the spec.
+A kind is a module of this package: a `Holding`, which also says how one is opened. `KINDS` finds it by the spec.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.errors import BadMessage, Moved, Unavailable
+from millpond.errors import BadMessage, Moved, Unavailable, UnknownTable
 from millpond.runtime import Lock
 from millpond.stores.keys import Keys
 from millpond.times import Progress
@@ -139,10 +139,11 @@ class HeldSlice(Generic[_S]):
         return newest is not None and newest >= turn
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Torn, if what is done within does not come to its end."""
+    def changing(self, writer: str, turn: Turn) -> Iterator[None]:
+        """What is done within is that turn's doing: seen once it has come to its end, and torn if it does not."""
         self.torn = True
         yield
+        self.vector[writer] = turn
         self.torn = False
 
     def check_whole(self) -> None:
@@ -173,6 +174,8 @@ class Holding(ABC, Generic[_S]):
     """
 
     snapshot_schema: pa.Schema
+    work_type: ClassVar[type[Work]]
+    """What its epochs bring."""
     sweeps_code = False
     """Whether upkeep runs user code."""
 
@@ -231,7 +234,29 @@ class Holding(ABC, Generic[_S]):
         for held in self.slices.values():
             held.store.validate()
 
+    def check_work(self, work: Work) -> None:
+        if not isinstance(work, self.work_type):
+            raise BadMessage(f"{self.name} is a {self.spec.kind}: it takes no {work.__struct_config__.tag}")
+
+    def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
+        """The columns of an epoch's rows that have these names."""
+        self.check_work(work)
+        return self.columns_of(names, work)
+
     # What a kind says of itself
+
+    @staticmethod
+    @abstractmethod
+    def opened(spec: Any, existing: Any, others: Sequence[Spec], owners: Sequence[int]) -> Spec:
+        """The spec under which the resident goes on; SchemaMismatch if what exists is something else.
+
+        `others` are the pond's other residents, `owners` the containers of all slices.
+        """
+
+    @staticmethod
+    def without(spec: Any, table: str) -> Spec | None:
+        """The spec without that table; None if then there is nothing left. UnknownTable if it has none."""
+        raise UnknownTable(f"{spec.name!r} is a {spec.kind}: it has no table {table!r}", table=table)
 
     @abstractmethod
     def new_store(self) -> _S: ...
@@ -250,7 +275,7 @@ class Holding(ABC, Generic[_S]):
         return any(of_batch[number] for of_batch in counts)
 
     @abstractmethod
-    def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
+    def columns_of(self, names: Sequence[str], work: Any) -> pa.Schema:
         """The columns of an epoch's rows that have these names."""
 
     @abstractmethod
@@ -299,18 +324,3 @@ class Holding(ABC, Generic[_S]):
     @abstractmethod
     def figures(self) -> dict[str, Any]:
         """Those of a name in several containers are added up."""
-
-
-class Kind(Protocol):
-    """A kind of resident, as the rest of the house meets it."""
-
-    def opened(self, spec: Any, existing: Any, others: Sequence[Spec], owners: Sequence[int]) -> Spec:
-        """The spec under which the resident goes on; SchemaMismatch if what exists is something else.
-
-        `others` are the pond's other residents, `owners` the containers of all slices.
-        """
-
-    def without(self, spec: Any, table: str) -> Spec | None:
-        """The spec without that table; None if then there is nothing left. UnknownTable if it has none."""
-
-    def holding(self, resident: Resident, pond_slices: int, means: Means) -> Holding[Any]: ...

@@ -29,7 +29,7 @@ from millpond.txn import TransactionSet, load_transactions
 from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import FindRows, ReadOutputs, ReadTable
-from millpond.wire.specs import GroupSpec, Resident, Spec, TransactionWork, Work
+from millpond.wire.specs import GroupSpec, Resident, Spec, TransactionWork
 
 REPORT_WAIT_S = 1.0
 
@@ -89,6 +89,7 @@ class GroupHolding(Holding[GroupStore]):
     """One group in this container: with its store if the container owns its home, else in name only."""
 
     snapshot_schema = PARTS
+    work_type = TransactionWork
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
         super().__init__(resident, pond_slices, means)
@@ -104,6 +105,37 @@ class GroupHolding(Holding[GroupStore]):
     @property
     def _home(self) -> SliceId:
         return self._group.home_slice
+
+    @staticmethod
+    def opened(
+        spec: GroupSpec, existing: GroupSpec | None, others: Sequence[Spec], owners: Sequence[int]
+    ) -> GroupSpec:
+        """A spec with one table comes in, and one with all tables of the group goes out."""
+        groups = [other for other in others if isinstance(other, GroupSpec)]
+        for group in groups:
+            for name in spec.tables.keys() & group.tables.keys():
+                # A table's name is its own in the whole pond, whatever its group.
+                was = describe_table(group.tables[name], group.name)
+                raise table_exists(name, was, describe_table(spec.tables[name], spec.name))
+        for name, table in spec.tables.items():
+            known = existing.tables.get(name) if existing is not None else None
+            if known is None:
+                _check_table(name, table)
+            elif known != table:
+                was, wanted = describe_table(known, spec.name), describe_table(table, spec.name)
+                raise table_exists(name, was, wanted)
+        if existing is None:
+            homes = [group.home for group in groups if group.home is not None]
+            return replace(spec, home=_new_home(homes, owners))
+        tables = {**existing.tables, **spec.tables}
+        return existing if tables == existing.tables else replace(existing, tables=tables)
+
+    @staticmethod
+    def without(spec: GroupSpec, table: str) -> GroupSpec | None:
+        if table not in spec.tables:
+            raise unknown_table(table, spec.tables, f"group {spec.name!r}")
+        tables = {name: known for name, known in spec.tables.items() if name != table}
+        return replace(spec, tables=tables) if tables else None
 
     def new_store(self) -> GroupStore:
         return GroupStore(self._group.tables)
@@ -130,13 +162,8 @@ class GroupHolding(Holding[GroupStore]):
         """An epoch without events has outputs, too."""
         return True
 
-    def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
-        return schema_of(self._transactions(work))
-
-    def _transactions(self, work: Work) -> TransactionWork:
-        if not isinstance(work, TransactionWork):
-            raise BadMessage(f"{self.name} is a group of tables: its epochs are transactions")
-        return work
+    def columns_of(self, names: Sequence[str], work: TransactionWork) -> pa.Schema:
+        return schema_of(work)
 
     # Events in
 
@@ -189,7 +216,7 @@ class GroupHolding(Holding[GroupStore]):
 
     def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[GroupStore]]) -> int:
         held = slices.get(self._home)
-        if held is None or self.broken is not None or held.has_seen(record.writer, record.turn):
+        if held is None or held.has_seen(record.writer, record.turn):
             return 0
         ran = self.means.limits.run(
             f"group {self.name!r} from the log", lambda: self._run(record, held.store)
@@ -199,14 +226,14 @@ class GroupHolding(Holding[GroupStore]):
         return len(ran.outputs)
 
     def _keep(self, record: Record, ran: Ran, held: HeldSlice[GroupStore]) -> None:
-        with held.changing():
+        with held.changing(record.writer, record.turn):
             held.store.outputs.keep(record.writer, record.turn, ran.outputs)
-            held.vector[record.writer] = record.turn
             held.dirty = True
 
     def _run(self, record: Record, store: GroupStore) -> Ran:
         """Runs an epoch's events on the tables. An error leaves them as they were."""
-        work = self._transactions(record.work)
+        work = record.work
+        assert isinstance(work, TransactionWork)
         functions = functions_of(work)
         for name, spec in functions.tables.items():
             if self._group.tables.get(name) != spec:
@@ -316,41 +343,6 @@ class GroupHolding(Holding[GroupStore]):
             finally:
                 held.lock.release()
         return {**self._figures, "tables": self._sizes}
-
-
-class GroupKind:
-    """What opening a table decides: a spec of its group with that table alone comes in, one with all of them goes out."""
-
-    def opened(
-        self, spec: GroupSpec, existing: GroupSpec | None, others: Sequence[Spec], owners: Sequence[int]
-    ) -> GroupSpec:
-        groups = [other for other in others if isinstance(other, GroupSpec)]
-        for group in groups:
-            for name in spec.tables.keys() & group.tables.keys():
-                # A table's name is its own in the whole pond, whatever its group.
-                was = describe_table(group.tables[name], group.name)
-                raise table_exists(name, was, describe_table(spec.tables[name], spec.name))
-        for name, table in spec.tables.items():
-            known = existing.tables.get(name) if existing is not None else None
-            if known is None:
-                _check_table(name, table)
-            elif known != table:
-                was, wanted = describe_table(known, spec.name), describe_table(table, spec.name)
-                raise table_exists(name, was, wanted)
-        if existing is None:
-            homes = [group.home for group in groups if group.home is not None]
-            return replace(spec, home=_new_home(homes, owners))
-        tables = {**existing.tables, **spec.tables}
-        return existing if tables == existing.tables else replace(existing, tables=tables)
-
-    def without(self, spec: GroupSpec, table: str) -> GroupSpec | None:
-        if table not in spec.tables:
-            raise unknown_table(table, spec.tables, f"group {spec.name!r}")
-        tables = {name: known for name, known in spec.tables.items() if name != table}
-        return replace(spec, tables=tables) if tables else None
-
-    def holding(self, resident: Resident, pond_slices: int, means: Means) -> GroupHolding:
-        return GroupHolding(resident, pond_slices, means)
 
 
 def table_exists(name: str, was: str, wanted: str) -> SchemaMismatch:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule
-from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
-from millpond.errors import BadMessage, BadType, NullKey, NullTime, SchemaMismatch, UnknownTable
-from millpond.kernels.hashing import slices_of
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record
+from millpond.container.holdings.keyed import KeyedHolding, Portion
+from millpond.errors import BadMessage, BadType, NullKey, NullTime, SchemaMismatch
 from millpond.schema import KEY, LOW, SEQ, TIME, check_key_types, format_ddl
-from millpond.stores.keys import Keys, decode_keys
+from millpond.stores.keys import Keys
 from millpond.stores.readiness import check_not_below, lowest_asked
 from millpond.stores.rows import digest_rows
 from millpond.stores.ruleset import check_rules, check_values
@@ -26,11 +26,13 @@ from millpond.times import TIME_MAX, TIME_MIN, Progress
 from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.questions import Question, ReadSlices
-from millpond.wire.specs import Resident, RowsWork, Spec, StateSpec, Work
+from millpond.wire.specs import Resident, RowsWork, Spec, StateSpec
 
 
-class StateHolding(Holding[VersionedSlice]):
+class StateHolding(KeyedHolding[VersionedSlice]):
     """One State's slices in this container."""
+
+    work_type = RowsWork
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
         super().__init__(resident, pond_slices, means)
@@ -43,6 +45,23 @@ class StateHolding(Holding[VersionedSlice]):
         self.sweeps_code = spec.compact.code is not None
         self.fetch_progress: Progress = resident.fetch_progress
         self.final_below: Progress = resident.final_below
+
+    @staticmethod
+    def opened(
+        spec: StateSpec, existing: StateSpec | None, others: Sequence[Spec], owners: Sequence[int]
+    ) -> StateSpec:
+        if existing is None:
+            _check_spec(spec)
+        elif existing != spec:
+            was, wanted = _described(existing), _described(spec)
+            raise SchemaMismatch(
+                f"state {spec.name!r} exists with another schema\n  existing:  {was}\n  requested: {wanted}",
+                hint="open it with the existing schema, or choose another name",
+                resident=spec.name,
+                existing=was,
+                requested=wanted,
+            )
+        return spec
 
     def new_store(self) -> VersionedSlice:
         return VersionedSlice(self._shape.key_kind, self._shape.values, self.rules)
@@ -62,27 +81,17 @@ class StateHolding(Holding[VersionedSlice]):
             return None
         return int(min(max(keep_from, TIME_MIN), TIME_MAX))
 
-    def schema_of(self, names: Sequence[str], work: Work) -> pa.Schema:
-        if not isinstance(work, RowsWork):
-            raise BadMessage(f"{self.name} is a State: it takes rows")
+    def columns_of(self, names: Sequence[str], work: RowsWork) -> pa.Schema:
         return self._shape.sequenced_rows if SEQ in names else self._shape.rows
 
     # Rows in
 
     def check(self, rows: SlicedBatch) -> tuple[CheckedRows, int]:
         batch, counts = rows
-        self.check_counts(counts)
-        wanted = self.schema_of(batch.schema.names, RowsWork())
-        if not batch.schema.equals(wanted):
-            raise BadMessage(
-                f"rows for state {self.name} have columns {_columns(batch.schema)}, not {_columns(wanted)}"
-            )
         _check_no_nulls(batch)
+        keys = self.keys_of(rows, self.columns_of(batch.schema.names, RowsWork()))
         check_values(self._state.update, self._shape.values, batch.columns[2:])
-        if self._shape.keys.types not in ([pa.int64()], [pa.binary()]):
-            # What is no key of this State must not come to rest in it.
-            decode_keys(batch.column(0), self._shape.keys)
-        keys = self._routed(batch, counts)
+        self.check_keys(batch.column(0), self._shape.keys)
         return CheckedRows(batch, counts, keys), digest_rows(
             keys, batch.column(1).to_numpy(), batch.columns[2:]
         )
@@ -91,7 +100,7 @@ class StateHolding(Holding[VersionedSlice]):
         """Rows were checked one by one. A rule of the user's own runs once before it counts, on the keys it touches."""
         if self._state.runs_code:
             what = f"the update rule of state {self.name!r}"
-            self.means.limits.run(what, lambda: self._each(record, self.slices, self._try))
+            self.means.limits.run(what, lambda: self.each(record, self.slices, self._try))
         return Ready(record)
 
     def apply(self, ready: Ready) -> int:
@@ -109,60 +118,21 @@ class StateHolding(Holding[VersionedSlice]):
     def _insert(
         self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]], keep_from: int | None
     ) -> int:
-        applied: list[int] = []
+        def insert(store: VersionedSlice, portions: list[Portion]) -> None:
+            for rows in self._rows(portions):
+                store.insert(*rows, keep_from)
 
-        def insert(held: HeldSlice[VersionedSlice], portions: list[SliceRows]) -> None:
-            with held.changing():
-                for portion in portions:
-                    values = portion.values[: len(self._shape.values)]
-                    held.store.insert(portion.keys, portion.times, values, keep_from)
-                    held.dirty = True
-                    applied.append(len(portion.times))
-                held.vector[record.writer] = record.turn
+        return self.change(record, slices, insert)
 
-        self._each(record, slices, insert)
-        return sum(applied)
+    def _try(self, held: HeldSlice[VersionedSlice], portions: list[Portion]) -> None:
+        for rows in self._rows(portions):
+            held.store.trial(*rows, self.keep_from)
 
-    def _try(self, held: HeldSlice[VersionedSlice], portions: list[SliceRows]) -> None:
-        for portion in portions:
-            values = portion.values[: len(self._shape.values)]
-            held.store.trial(portion.keys, portion.times, values, self.keep_from)
-
-    def _each(self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]], work: Any) -> None:
-        """Works on every slice that has not seen the record, with its rows, under its lock."""
-        spans: dict[SliceId, list[tuple[int, int, int]]] = {number: [] for number in slices}
-        for index, part in enumerate(record.parts):
-            starts = np.concatenate(([0], np.cumsum(part.counts, dtype=np.int64)))
-            for number in map(SliceId, np.flatnonzero(part.counts).tolist()):
-                if number in spans:
-                    spans[number].append((index, int(starts[number]), int(starts[number + 1])))
-        sequenced = any(SEQ in part.batch.schema.names for part in record.parts)
-        keys = [
-            part.keys if part.keys is not None else Keys.from_arrow(part.batch.column(0))
-            for part in record.parts
-        ]
-        times = [part.batch.column(1).to_numpy() for part in record.parts]
-
-        def visit(number: SliceId) -> None:
-            held = slices[number]
-            with held.lock:
-                if held.has_seen(record.writer, record.turn):
-                    return
-                held.check_whole()
-                portions = [
-                    SliceRows(
-                        keys[index].part(start, stop),
-                        times[index][start:stop],
-                        [
-                            column.slice(start, stop - start)
-                            for column in record.parts[index].batch.columns[2:]
-                        ],
-                    )
-                    for index, start, stop in spans[number]
-                ]
-                work(held, ordered(portions) if sequenced else portions)
-
-        self.means.run(visit, list(spans), record.rows)
+    def _rows(self, portions: list[Portion]) -> list[SliceRows]:
+        """As a store takes them: in the order that counts where times are equal."""
+        rows = [SliceRows(keys, batch.column(1).to_numpy(), batch.columns[2:]) for keys, batch in portions]
+        sequenced = any(SEQ in batch.schema.names for _, batch in portions)
+        return ordered(rows) if sequenced else rows
 
     # Questions
 
@@ -178,46 +148,27 @@ class StateHolding(Holding[VersionedSlice]):
     def fetch(self, rows: SlicedBatch, rule: FetchRule) -> pa.RecordBatch:
         """Answers in the order of the questions. Columns: `_key`, `_time` (upper bound), perhaps `_low`."""
         batch, counts = rows
-        self.check_counts(counts)
-        ranged = LOW in batch.schema.names
-        wanted = self._shape.ranged_questions if ranged else self._shape.questions
-        if not batch.schema.equals(wanted):
-            raise BadMessage(
-                f"questions to state {self.name} have columns {_columns(batch.schema)}, not {_columns(wanted)}"
-            )
         _check_no_nulls(batch)
+        ranged = LOW in batch.schema.names
+        keys = self.keys_of(rows, self._shape.ranged_questions if ranged else self._shape.questions)
         schema = result_schema(self._shape.values, rule)
         if batch.num_rows == 0:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-        keys = self._routed(batch, counts)
         highs = batch.column(1).to_numpy()
         lows = batch.column(2).to_numpy() if ranged else None
         lowest = lowest_asked(lows, highs, rule, self._state)
         self._check_not_below(lowest)
-        starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-        asked = np.flatnonzero(counts).tolist()
-        answers: dict[int, list[pa.Array]] = {}
 
-        def answer(number: SliceId) -> None:
-            start, stop = int(starts[number]), int(starts[number + 1])
-            held = self.held(number)
-            with held.lock:
-                held.check_whole()
-                answers[number] = held.store.fetch(
-                    keys.part(start, stop),
-                    None if lows is None else lows[start:stop],
-                    highs[start:stop],
-                    rule,
-                )
+        def fetch(store: VersionedSlice, start: int, stop: int) -> list[pa.Array]:
+            low = None if lows is None else lows[start:stop]
+            return store.fetch(keys.part(start, stop), low, highs[start:stop], rule)
 
-        self.means.run(answer, asked, batch.num_rows)
+        answers = self.ask(counts, fetch)
         # Compaction may have begun to use a newer F while the slices were asked.
         self._check_not_below(lowest)
-        if len(asked) == 1:
-            return pa.RecordBatch.from_arrays(answers[asked[0]], schema=schema)
-        columns = [
-            pa.concat_arrays(parts) for parts in zip(*(answers[number] for number in asked), strict=True)
-        ]
+        if len(answers) == 1:
+            return pa.RecordBatch.from_arrays(answers[0], schema=schema)
+        columns = [pa.concat_arrays(parts) for parts in zip(*answers, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -264,20 +215,9 @@ class StateHolding(Holding[VersionedSlice]):
             "rule_failures": self.rules.failures,
         }
 
-    def _routed(self, batch: pa.RecordBatch, counts: npt.NDArray[np.int32]) -> Keys:
-        """The keys, if they hash to the slices that they were sent for."""
-        keys = Keys.from_arrow(batch.column(0))
-        claimed = np.repeat(np.arange(self.pond_slices, dtype=np.int32), counts)
-        if not np.array_equal(slices_of(keys.hashes, self.pond_slices), claimed):
-            raise BadMessage(
-                "rows were sent for slices that their keys do not hash to",
-                hint="client and pond must run the same version of millpond",
-            )
-        return keys
-
 
 class SliceRows(NamedTuple):
-    """Rows for one slice; the last of the values may be `_seq`."""
+    """Rows for one slice."""
 
     keys: Keys
     times: npt.NDArray[np.int64]
@@ -285,14 +225,14 @@ class SliceRows(NamedTuple):
 
 
 def ordered(portions: Sequence[SliceRows]) -> list[SliceRows]:
-    """All rows of a slice as one, by `_seq`; of two with the same the earlier stays before."""
-    if not portions:
-        return []
+    """All rows of a slice as one, by `_seq`, their last column; of two with the same the earlier stays before."""
     keys = Keys.concat([portion.keys for portion in portions])
     times = np.concatenate([portion.times for portion in portions])
     values = [pa.concat_arrays(columns) for columns in zip(*(p.values for p in portions), strict=True)]
     order = np.argsort(values[-1].to_numpy(), kind="stable")
-    return [SliceRows(keys.take(order), times[order], [column.take(pa.array(order)) for column in values])]
+    return [
+        SliceRows(keys.take(order), times[order], [column.take(pa.array(order)) for column in values[:-1]])
+    ]
 
 
 def _check_no_nulls(batch: pa.RecordBatch) -> None:
@@ -301,36 +241,6 @@ def _check_no_nulls(batch: pa.RecordBatch) -> None:
     for name in (TIME, LOW, SEQ):
         if name in batch.schema.names and batch.column(name).null_count:
             raise NullTime("a time is null", column=name, rows=batch.column(name).null_count)
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
-
-
-class StateKind:
-    """What opening a State decides."""
-
-    def opened(
-        self, spec: StateSpec, existing: StateSpec | None, others: Sequence[Spec], owners: Sequence[int]
-    ) -> StateSpec:
-        if existing is None:
-            _check_spec(spec)
-        elif existing != spec:
-            was, wanted = _described(existing), _described(spec)
-            raise SchemaMismatch(
-                f"state {spec.name!r} exists with another schema\n  existing:  {was}\n  requested: {wanted}",
-                hint="open it with the existing schema, or choose another name",
-                resident=spec.name,
-                existing=was,
-                requested=wanted,
-            )
-        return spec
-
-    def without(self, spec: StateSpec, table: str) -> StateSpec | None:
-        raise UnknownTable(f"{spec.name!r} is a State: it has no table {table!r}", table=table)
-
-    def holding(self, resident: Resident, pond_slices: int, means: Means) -> StateHolding:
-        return StateHolding(resident, pond_slices, means)
 
 
 def _check_spec(spec: StateSpec) -> None:

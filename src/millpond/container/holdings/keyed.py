@@ -1,0 +1,124 @@
+"""What kinds have in common whose rows and questions begin with a key, by which they are hashed to slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.container.holdings.base import HeldSlice, Holding, Record, Store
+from millpond.errors import BadMessage
+from millpond.kernels.hashing import slices_of
+from millpond.stores.keys import Keys, decode_keys
+from millpond.wire.base import SliceId
+from millpond.wire.connection import SlicedBatch
+
+_S = TypeVar("_S", bound=Store)
+_T = TypeVar("_T")
+
+
+class Portion(NamedTuple):
+    """Rows of one batch that are for one slice."""
+
+    keys: Keys
+    batch: pa.RecordBatch
+
+
+class KeyedHolding(Holding[_S]):
+    """A kind gives what is done with a slice's rows; that it is done once, and in whole slices, is seen to here."""
+
+    def keys_of(self, rows: SlicedBatch, wanted: pa.Schema) -> Keys:
+        """The keys, if the rows have the columns that are wanted, and hash to the slices that they were sent for."""
+        batch, counts = rows
+        self.check_counts(counts)
+        if not batch.schema.equals(wanted):
+            raise BadMessage(
+                f"what comes for {self.name} has columns {_columns(batch.schema)}, not {_columns(wanted)}"
+            )
+        keys = Keys.from_arrow(batch.column(0))  # refuses nulls
+        claimed = np.repeat(np.arange(self.pond_slices, dtype=np.int32), counts)
+        if not np.array_equal(slices_of(keys.hashes, self.pond_slices), claimed):
+            raise BadMessage(
+                "rows were sent for slices that their keys do not hash to",
+                hint="client and pond must run the same version of millpond",
+            )
+        return keys
+
+    def check_keys(self, encoded: pa.Array, keys: pa.Schema) -> None:
+        """What is no key of this resident must not come to rest in it."""
+        if keys.types not in ([pa.int64()], [pa.binary()]):
+            decode_keys(encoded, keys)
+
+    def change(
+        self,
+        record: Record,
+        slices: Mapping[SliceId, HeldSlice[_S]],
+        work: Callable[[_S, list[Portion]], None],
+    ) -> int:
+        """Has every slice see the record, once: `work` is done on its store with the rows it has. Returns all rows."""
+        rows: list[int] = []
+
+        def change(held: HeldSlice[_S], portions: list[Portion]) -> None:
+            # A slice without rows has seen the epoch, too.
+            with held.changing(record.writer, record.turn):
+                if portions:
+                    work(held.store, portions)
+                    held.dirty = True
+            rows.append(sum(portion.batch.num_rows for portion in portions))
+
+        self.each(record, slices, change)
+        return sum(rows)
+
+    def each(
+        self,
+        record: Record,
+        slices: Mapping[SliceId, HeldSlice[_S]],
+        work: Callable[[HeldSlice[_S], list[Portion]], None],
+    ) -> None:
+        """Works on every slice that has not seen the record, with its rows, under its lock."""
+        keys = [
+            part.keys if part.keys is not None else Keys.from_arrow(part.batch.column(0))
+            for part in record.parts
+        ]
+        starts = [_starts(part.counts) for part in record.parts]
+
+        def visit(number: SliceId) -> None:
+            held = slices[number]
+            with held.lock:
+                if held.has_seen(record.writer, record.turn):
+                    return
+                held.check_whole()
+                portions = []
+                for part, own, bounds in zip(record.parts, keys, starts, strict=True):
+                    start, stop = bounds[number], bounds[number + 1]
+                    if stop > start:
+                        portions.append(Portion(own.part(start, stop), part.batch.slice(start, stop - start)))
+                work(held, portions)
+
+        self.means.run(visit, list(slices), record.rows)
+
+    def ask(self, counts: npt.NDArray[np.int32], ask: Callable[[_S, int, int], _T]) -> list[_T]:
+        """What each slice that has questions says of those from start to stop, in the order of the questions."""
+        starts = _starts(counts)
+        said: dict[SliceId, Any] = dict.fromkeys(map(SliceId, np.flatnonzero(counts).tolist()))
+
+        def answer(number: SliceId) -> None:
+            held = self.held(number)
+            with held.lock:
+                held.check_whole()
+                said[number] = ask(held.store, starts[number], starts[number + 1])
+
+        self.means.run(answer, list(said), starts[-1])
+        return list(said.values())
+
+
+def _starts(counts: npt.NDArray[np.int32]) -> list[int]:
+    starts: list[int] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64))).tolist()
+    return starts
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
