@@ -15,6 +15,7 @@ from millpond.client.client import Client
 from millpond.client.runs import Run, Runs
 from millpond.errors import BadOption
 from millpond.wire.house import ContainerInfo, Locate, Placement
+from millpond.wire.questions import ReadSlices
 
 WAIT_S = 10.0
 
@@ -111,7 +112,7 @@ def test_closing_waits_for_calls_but_not_for_ever(monkeypatch: pytest.MonkeyPatc
 
     coordinator = Peer()
     client = Client(coordinator, dial)
-    reading, rows = started(lambda: client.read("s", 0))
+    reading, rows = started(lambda: client.read(lambda slices: ReadSlices("s", 0, slices)))
     for _ in range(2):
         assert gate.reached.acquire(timeout=WAIT_S)
     closing, _ = started(client.close)
@@ -123,7 +124,7 @@ def test_closing_waits_for_calls_but_not_for_ever(monkeypatch: pytest.MonkeyPatc
     reading.join(WAIT_S)
     assert rows[0]["slice"].to_pylist() == [0, 1]
     with pytest.raises(BadOption, match="closed"):
-        client.read("s", 0)
+        client.read(lambda slices: ReadSlices("s", 0, slices))
 
 
 def test_of_two_operators_of_one_name_only_the_first_has_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -31,12 +30,8 @@ class Owners:
             values = [1000 * number + i for i in range(count)]
             self.stores[number].keep(WRITER, TURN, pa.table({"v": pa.array(values, pa.int64())}))
 
-    def ask_home(self, home: SliceId, ask: Callable[[Any], pa.Table]) -> pa.Table:
-        self.asked = home
-        return ask(self)
-
-    def read(self, message: Any) -> pa.Table:
-        assert message.slice == self.asked, "a slice is asked of its owner"
+    def read_home(self, message: Any, home: SliceId) -> pa.Table:
+        assert message.slice == home, "a slice is asked of its owner"
         self.reads += 1
         return self.stores[message.slice].read(message.writer, message.turn, message.start, message.stop)
 

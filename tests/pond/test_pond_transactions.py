@@ -42,13 +42,14 @@ from millpond.errors import (
 )
 from millpond.kernels._jit import JIT_ENABLED
 from millpond.ops.columns import time_kind_in
-from millpond.ops.committing import StagedEpoch
+from millpond.ops.committing import commit_staged
 from millpond.ops.intake import Part
 from millpond.ops.transactions import Transactions
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.txn import load
 from millpond.wire.base import LOCAL_QUERY, Turn
+from millpond.wire.epochs import Receipt
 
 EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "2" if JIT_ENABLED else "40"))
 
@@ -62,18 +63,19 @@ def run_in_parts(
     op: Transactions, parts: Sequence[tuple[int, pa.Table]], epoch: int, zombies: Sequence[pa.Table] = ()
 ) -> pa.Table:
     """An epoch whose events come in partitions, as Spark's tasks send them; `zombies` are attempts that do not count."""
-    intake, turn = op._intake(parts[0][1].schema), Turn(epoch)
+    schema, turn = parts[0][1].schema, Turn(epoch)
+    intake = op._intake(schema)
 
-    def stage(plan: Any) -> StagedEpoch:
+    def stage(plan: Any) -> list[Receipt]:
         for zombie in zombies:
             intake.stage(op._client, zombie, plan, Part(LOCAL_QUERY, turn, parts[0][0]))
-        receipts = [
+        return [
             intake.stage(op._client, table, plan, Part(LOCAL_QUERY, turn, number)) for number, table in parts
         ]
-        return StagedEpoch(receipts, time_kind_in(parts[0][1], intake.at))
 
-    op._commit(intake, LOCAL_QUERY, turn, stage)
-    return op._outputs(LOCAL_QUERY, turn).read(op._client)
+    kind = time_kind_in(parts[0][1], intake.at)
+    commit_staged(op._client, intake, LOCAL_QUERY, turn, stage, kind, op._work(schema), op._history)
+    return op._outputs(LOCAL_QUERY, epoch).read(op._client)
 
 
 def bits(value: Any) -> Any:

@@ -24,13 +24,15 @@ import millpond.stores.versioned
 from millpond.code.rules import fetch_rule
 from millpond.container.holdings.state import StateHolding
 from millpond.errors import BadRule, BelowFetchProgress, EpochChanged, RuleFailed, RuleInterpreted
-from millpond.ops.committing import StagedEpoch
+from millpond.ops.committing import commit_staged
+from millpond.ops.intake import Part
 from millpond.stores.folds import Fold
 from millpond.stores.versioned import VersionedSlice
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.wire.base import LOCAL_QUERY, Turn, writer_id
-from millpond.wire.epochs import Stage
+from millpond.wire.base import LOCAL_QUERY, Turn
+from millpond.wire.epochs import EpochPlan, Receipt
+from millpond.wire.specs import RowsWork
 
 LONG, DOUBLE, FLOAT, TEXT, FLAG = pa.int64(), pa.float64(), pa.float32(), pa.string(), pa.bool_()
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
@@ -889,25 +891,15 @@ def test_seq_counts_whatever_the_partitioning_of_rows(pond: LocalPond) -> None:
         state = pond.state(f"s{number}", key="long", value="long", update=shifted)
         feed = state.update(key="k", at="t", value="v", seq="seq", delay=10, name="feed")
 
-        def stage(plan: Any, feed: Any = feed, cuts: Any = cuts) -> StagedEpoch:
-            receipts = []
-            for partition, (start, count) in enumerate(cuts):
-                part = feed._intake.rows(rows.slice(start, count), plan)
-                message = Stage(
-                    resident=feed._intake.state,
-                    writer=writer_id(feed.name, LOCAL_QUERY),
-                    turn=Turn(0),
-                    partition=partition,
-                    attempt=partition,
+        def stage(plan: EpochPlan, feed: Any = feed, cuts: Any = cuts) -> list[Receipt]:
+            return [
+                feed._intake.stage(
+                    feed._client, rows.slice(start, count), plan, Part(LOCAL_QUERY, Turn(0), partition)
                 )
-                receipts.append(
-                    feed._client.stage(
-                        message, feed._intake.rows_schema, part.keys, part.times, part.values, part.late
-                    )
-                )
-            return StagedEpoch(receipts, "long")
+                for partition, (start, count) in enumerate(cuts)
+            ]
 
-        feed._commit(Turn(0), LOCAL_QUERY, stage)
+        commit_staged(pond._client, feed._intake, LOCAL_QUERY, Turn(0), stage, "long", RowsWork(), "continue")
         state.finish("feed")
         assert answers(state, [1]) == [1234]
         assert answers(state, [1], mp.values()) == [[1, 2, 3, 4]]

@@ -19,13 +19,11 @@ from millpond.errors import (
     ResidentBroken,
     WrongType,
 )
-from millpond.ops.committing import stage_table
 from millpond.ops.transactions import Transactions
 from millpond.stores import outputs
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.txn import TransactionSet
-from millpond.wire.base import Turn
 from millpond.wire.house import ContainerStatus
 
 pytestmark = pytest.mark.filterwarnings("ignore::millpond.errors.RuleInterpreted")
@@ -67,9 +65,8 @@ def restart(pond: LocalPond) -> None:
 
 def run_in_query(op: Transactions, query: str, epoch: int, events: pa.Table) -> pa.Table:
     """As a streaming query with that id would."""
-    intake, turn = op._intake(events.schema), Turn(epoch)
-    op._commit(intake, query, turn, lambda plan: stage_table(op._client, intake, events, plan, query, turn))
-    return op._outputs(query, turn).read(op._client)
+    op._commit(events, epoch, events.schema, query)
+    return op._outputs(query, epoch).read(op._client)
 
 
 def test_an_epoch_that_was_prepared_before_another_runs_again_after_it() -> None:

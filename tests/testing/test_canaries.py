@@ -17,7 +17,7 @@ from millpond.container import layout, recovery
 from millpond.container.core import Core
 from millpond.container.holdings.base import HeldSlice
 from millpond.container.holdings.group import GroupHolding
-from millpond.container.holdings.state import StateHolding
+from millpond.container.holdings.keyed import KeyedHolding
 from millpond.container.service import ContainerService
 from millpond.container.staging import Staged
 from millpond.coordinator import fetches

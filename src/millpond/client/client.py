@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.client.receipts import receipt_of
 from millpond.client.routing import ContainerRows, arrange, counts_of, in_order_asked, route, split
 from millpond.client.runs import Runs
 from millpond.durable.files import Files
@@ -18,13 +17,11 @@ from millpond.errors import BadOption, CodeFailed, MessageTooLarge, Moved, Unava
 from millpond.runtime import Runtime, Threads
 from millpond.stores.keys import Keys
 from millpond.stores.rows import spread
-from millpond.times import Progress
-from millpond.wire.base import Call, SliceId
+from millpond.wire.base import Call, Exchange, Read, SliceId
 from millpond.wire.connection import Connection, Dialer, SlicedBatch
-from millpond.wire.epochs import Receipt, Stage, StageDone
+from millpond.wire.epochs import Stage, StageDone
 from millpond.wire.house import ListResidents, Locate, Placement
-from millpond.wire.questions import FindRows, Question, ReadSlices
-from millpond.wire.specs import Spec, StateShape
+from millpond.wire.specs import Spec
 
 if TYPE_CHECKING:
     from millpond.client.link import Link
@@ -41,6 +38,13 @@ BYTES_MAX = 64 << 20
 _T = TypeVar("_T")
 R = TypeVar("R")
 S = TypeVar("S", bound=Spec)
+
+
+class Routed(NamedTuple):
+    """Rows for each container; row i of those that were routed is at `places[i]` of them in slice order."""
+
+    places: npt.NDArray[np.int64]
+    portions: list[ContainerRows]
 
 
 class Client:
@@ -65,8 +69,8 @@ class Client:
         self._placement: Placement | None = None
         self._connections: dict[str, Connection] = {}
         self._closed = False
-        # How many rows of a fetch whose answers have no fixed width fit one batch.
-        self._rows_max: dict[tuple[str, str], int] = {}
+        # How many questions at once, where answers have no fixed width.
+        self._rows_max: dict[Exchange[Any], int] = {}
 
     def call(self, message: Call[R]) -> R:
         """Asks the coordinator."""
@@ -101,123 +105,136 @@ class Client:
         message: Stage,
         schema: pa.Schema,
         keys: Keys,
-        times: npt.NDArray[np.int64],
-        values: Sequence[pa.Array],
-        late: int,
-    ) -> Receipt:
-        """Sends a partition's rows to the owners of their slices; every container hears of the attempt."""
+        longs: Sequence[npt.NDArray[np.int64]],
+        columns: Sequence[pa.Array],
+    ) -> int:
+        """Sends a partition's rows to the owners of their slices; every container hears of the attempt.
 
-        nbytes = keys.nbytes + sum(column.nbytes for column in values)
-        spans = _parts(len(times), nbytes, ROWS_MAX)
+        The columns of a row are its key, `longs` and `columns`. Returns the rows' digest.
+        """
         keys = keys.hashed()
+        spans = _parts(len(keys), keys.nbytes + sum(column.nbytes for column in columns), ROWS_MAX)
 
-        def send() -> list[Any]:
+        def send() -> list[StageDone]:
             placement = self.placement()
-            batches: dict[int, list[Any]] = {container: [] for container in placement.owners}
+            batches: dict[int, list[SlicedBatch]] = {container: [] for container in placement.owners}
             for start, stop in spans:
-                part = keys.part(start, stop)
-                routed = route(part, placement.slices)
-                columns = [
-                    part.spread(routed.places).to_arrow(),
-                    pa.array(spread(times[start:stop], routed.places)),
-                    *arrange([column.slice(start, stop - start) for column in values], routed.places),
-                ]
-                for portion in split(routed, schema, columns, placement):
+                own, rest = (
+                    [long[start:stop] for long in longs],
+                    [c.slice(start, stop - start) for c in columns],
+                )
+                routed = self._routed(placement, schema, keys.part(start, stop), own, rest)
+                for portion in routed.portions:
                     batches[portion.container].append(portion.rows)
             return self.runtime.map(
                 lambda item: self._connection(placement, item[0]).exchange(message, item[1]).message,
                 list(batches.items()),
             )
 
-        staged: list[StageDone] = self._retry(send)
-        return _receipt(message, staged, times, late)
+        return sum(staged.digest for staged in self._retry(send))
 
-    def stage_events(
-        self, message: Stage, home: SliceId, events: pa.Table, times: npt.NDArray[np.int64], late: int
-    ) -> Receipt:
-        """Sends a partition's events to the container that has their group."""
-        spans = _parts(len(events), events.nbytes, ROWS_MAX)
-        parts = [batch for start, stop in spans for batch in events.slice(start, stop - start).to_batches()]
+    def stage_home(self, message: Stage, home: SliceId, rows: pa.Table) -> int:
+        """Sends a partition's rows to the container that has their home slice. Returns their digest."""
+        spans = _parts(len(rows), rows.nbytes, ROWS_MAX)
+        parts = [batch for start, stop in spans for batch in rows.slice(start, stop - start).to_batches()]
 
-        def send() -> Any:
-            placement = self.placement()
-            sliced = [SlicedBatch(b, counts_of(home, placement.slices, b.num_rows)) for b in parts]
-            connection = self._connection(placement, placement.owners[home])
-            answer: Any = connection.exchange(message, sliced).message
-            return answer
+        def send(connection: Connection, slices: int) -> StageDone:
+            sliced = [SlicedBatch(batch, counts_of(home, slices, batch.num_rows)) for batch in parts]
+            return connection.exchange(message, sliced).message
 
-        return _receipt(message, [self._retry(send)], times, late)
+        return self._at_home(home, send).digest
 
-    def fetch(
+    def ask(
         self,
-        message: Question,
-        shape: StateShape,
+        message: Exchange[Any],
+        asked: pa.Schema,
         keys: Keys,
-        lows: npt.NDArray[np.int64] | None,
-        highs: npt.NDArray[np.int64],
-        schema: pa.Schema,
+        longs: Sequence[npt.NDArray[np.int64]],
+        answers: pa.Schema,
+        code: str = "",
     ) -> list[pa.ChunkedArray]:
-        """The answers, one column each, in the order of the questions. `schema` is that of the answers."""
-        asked = shape.questions if lows is None else shape.ranged_questions
+        """Asks about keys; the columns of a question are its key and `longs`, as `asked` names them.
+
+        The answers, one column each, in the order of the questions. `code` names the user's, if the message brings it.
+        """
         keys = keys.hashed()
 
         def ask(start: int, stop: int) -> list[pa.Array]:
-            low = None if lows is None else lows[start:stop]
-            return self._fetch_part(message, asked, keys.part(start, stop), low, highs[start:stop])
+            own = [long[start:stop] for long in longs]
+            placement = self.placement()
+            routed = self._routed(placement, asked, keys.part(start, stop), own, [])
+            return in_order_asked(
+                routed.portions, self._exchange_all(placement, message, routed.portions), routed.places
+            )
 
-        fixed = all(pa.types.is_primitive(field.type) for field in schema)
+        fixed = all(pa.types.is_primitive(field.type) for field in answers)
         parts: list[list[pa.Array]] = []
         done = 0
-        while done < len(highs):
-            usual = ROWS_MAX if fixed else WIDE_ROWS_MAX
-            rows_max = self._rows_max.get((message.resident, message.rule), usual)
-            stop = min(len(highs), done + _rows_of(len(highs), keys.nbytes, rows_max))
+        while done < len(keys):
+            rows_max = self._rows_max.get(message, ROWS_MAX if fixed else WIDE_ROWS_MAX)
+            stop = min(len(keys), done + _rows_of(len(keys), keys.nbytes, rows_max))
             try:
-                parts.append(
-                    self._retry(partial(ask, done, stop), code=message.code.name if message.code else "")
-                )
+                parts.append(self._retry(partial(ask, done, stop), code))
             except MessageTooLarge:
                 # Answers may be wider than any before: half as many questions.
                 if stop - done == 1:
                     raise
-                self._rows_max[message.resident, message.rule] = max(1, (stop - done) // 2)
+                self._rows_max[message] = max(1, (stop - done) // 2)
                 continue
             if not fixed:
                 self._learn(message, parts[-1], stop - done)
             done = stop
-        return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(schema)]
+        return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(answers)]
 
-    def _learn(self, message: Question, answers: Sequence[pa.Array], rows: int) -> None:
+    def _learn(self, message: Exchange[Any], answers: Sequence[pa.Array], rows: int) -> None:
         """How many rows to ask at once, by the size of what they were answered; twice as many as before at most."""
         width = max(1, sum(column.nbytes for column in answers) // rows)
         fitting = max(1, min(ROWS_MAX, BYTES_MAX // width))
-        asked = message.resident, message.rule
-        self._rows_max[asked] = min(fitting, 2 * self._rows_max.get(asked, fitting))
+        self._rows_max[message] = min(fitting, 2 * self._rows_max.get(message, fitting))
 
-    def _fetch_part(
+    def _routed(
         self,
-        message: Question,
-        asked: pa.Schema,
+        placement: Placement,
+        schema: pa.Schema,
         keys: Keys,
-        lows: npt.NDArray[np.int64] | None,
-        highs: npt.NDArray[np.int64],
-    ) -> list[pa.Array]:
-        placement = self.placement()
+        longs: Sequence[npt.NDArray[np.int64]],
+        columns: Sequence[pa.Array],
+    ) -> Routed:
         routed = route(keys, placement.slices)
-        columns = [keys.spread(routed.places).to_arrow(), pa.array(spread(highs, routed.places))]
-        if lows is not None:
-            columns.append(pa.array(spread(lows, routed.places)))
-        portions = split(routed, asked, columns, placement)
+        arranged = [
+            keys.spread(routed.places).to_arrow(),
+            *(pa.array(spread(long, routed.places)) for long in longs),
+            *arrange(columns, routed.places),
+        ]
+        return Routed(routed.places, split(routed, schema, arranged, placement))
 
+    def _exchange_all(
+        self, placement: Placement, message: Exchange[Any], portions: Sequence[ContainerRows]
+    ) -> list[pa.RecordBatch]:
         def ask(portion: ContainerRows) -> pa.RecordBatch:
             batch = self._connection(placement, portion.container).exchange(message, [portion.rows]).batch
             assert batch is not None
             return batch
 
-        return in_order_asked(portions, self.runtime.map(ask, portions), routed.places)
+        return self.runtime.map(ask, portions)
 
-    def read(self, state: str, at: Progress, slices: Sequence[int] | None = None) -> pa.Table:
-        """One row per key: of all slices, or of some."""
+    def ask_home(self, message: Exchange[Any], home: SliceId, rows: pa.RecordBatch) -> pa.Table:
+        """Asks the container that has a home slice."""
+
+        def ask(connection: Connection, slices: int) -> pa.RecordBatch | None:
+            sliced = SlicedBatch(rows, counts_of(home, slices, rows.num_rows))
+            return connection.exchange(message, [sliced]).batch
+
+        batch = self._at_home(home, ask)
+        assert batch is not None
+        return pa.Table.from_batches([batch])
+
+    def read_home(self, message: Read, home: SliceId) -> pa.Table:
+        """What the container that has a home slice answers."""
+        return self._at_home(home, lambda connection, _: connection.read(message))
+
+    def read(self, message: Callable[[list[SliceId]], Read], slices: Sequence[int] | None = None) -> pa.Table:
+        """What all containers answer: each is asked, by a message of its own, about its part of all slices or of these."""
 
         def ask() -> pa.Table:
             placement = self.placement()
@@ -226,28 +243,21 @@ class Client:
                 wanted.setdefault(placement.owners[number], []).append(SliceId(number))
             return pa.concat_tables(
                 self.runtime.map(
-                    lambda item: self._connection(placement, item[0]).read(ReadSlices(state, at, item[1])),
+                    lambda item: self._connection(placement, item[0]).read(message(item[1])),
                     list(wanted.items()),
                 )
             )
 
         return self._retry(ask)
 
-    def ask_home(self, home: SliceId, ask: Callable[[Connection], _T]) -> _T:
-        """Asks the container that serves a slice."""
+    def _at_home(self, home: SliceId, ask: Callable[[Connection, int], _T]) -> _T:
+        """Asks the container that serves a slice of so many."""
 
         def work() -> _T:
             placement = self.placement()
-            return ask(self._connection(placement, placement.owners[home]))
+            return ask(self._connection(placement, placement.owners[home]), placement.slices)
 
         return self._retry(work)
-
-    def find_rows(self, message: FindRows, home: SliceId, keys: pa.RecordBatch) -> pa.Table:
-        """The rows of a table whose keys are there."""
-        sliced = SlicedBatch(keys, counts_of(home, self.placement().slices, keys.num_rows))
-        batch = self.ask_home(home, lambda connection: connection.exchange(message, [sliced]).batch)
-        assert batch is not None
-        return pa.Table.from_batches([batch])
 
     def close(self) -> None:
         """Nothing is asked from now on. What is being asked has a few seconds to end, and is then left to itself."""
@@ -300,11 +310,6 @@ class Client:
                         f"{len(ended)} containers ended while they ran {code!r}",
                         hint="mend the function, or give the pond more memory; containers' logs are under the root",
                     ) from None
-
-
-def _receipt(message: Stage, staged: Sequence[StageDone], times: npt.NDArray[np.int64], late: int) -> Receipt:
-    digest = sum(answer.digest for answer in staged)
-    return receipt_of(message.partition, times, late, digest, attempt=message.attempt)
 
 
 def _pids(placement: Placement) -> set[int]:

@@ -9,14 +9,13 @@ from millpond.wire.epochs import Receipt
 
 
 def receipt_of(
-    partition: int, times: npt.NDArray[np.int64], late: int, digest: int, *, attempt: int = 0
+    partition: int,
+    attempt: int,
+    rows: int,
+    late: int,
+    digest: int,
+    times: npt.NDArray[np.int64] | None = None,
 ) -> Receipt:
-    """The receipt for rows of these times, `late` others left out. `digest` is the sum of the digests of their parts."""
-    return Receipt(
-        partition=partition,
-        attempt=attempt,
-        rows=len(times),
-        late=late,
-        digest=digest % (1 << 64),
-        time_max=int(times.max()) if len(times) else None,
-    )
+    """The receipt for so many rows, `late` others left out. `digest` is the sum of the digests of their parts."""
+    newest = int(times.max()) if times is not None and len(times) else None
+    return Receipt(partition, attempt, rows, late, digest % (1 << 64), newest)

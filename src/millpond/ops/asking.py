@@ -117,9 +117,11 @@ class Asking:
     def ask(self, client: Client, questions: Questions) -> list[pa.ChunkedArray]:
         """One column for each name of `into`."""
         message = Question(self.state, self.rule.name, self.rule.code, self.rule.returns)
-        return client.fetch(
-            message, self.shape, questions.keys, questions.lows, questions.highs, self.answers
-        )
+        asked, longs = self.shape.questions, [questions.highs]
+        if questions.lows is not None:
+            asked, longs = self.shape.ranged_questions, [questions.highs, questions.lows]
+        code = message.code.name if message.code else ""
+        return client.ask(message, asked, questions.keys, longs, self.answers, code)
 
     def answer(self, client: Client, table: pa.Table, time_kind: str = "") -> pa.Table:
         """The table with its answers; every row must be ready."""

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.errors import BadOption, EpochOutOfOrder, StageLost
-from millpond.ops.columns import time_kind_in
+from millpond.ops import frames
+from millpond.ops.columns import as_table, time_kind_in
 from millpond.ops.intake import Part, Stager
-from millpond.times import TIME_MAX, TimeKind
-from millpond.wire.base import DRAINS_MAX, Turn
+from millpond.times import TIME_MAX
+from millpond.wire.base import DRAINS_MAX, LOCAL_QUERY, KindOfTime, Turn
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History, Receipt
 from millpond.wire.specs import Work
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 STAGE_ATTEMPTS = 20
 STAGE_PAUSE_S = (0.02, 1.0)
-
-
-class StagedEpoch(NamedTuple):
-    """What was staged for an epoch: the receipts that are to count, and the kind of time the rows have."""
-
-    receipts: Sequence[Receipt]
-    kind: TimeKind
-
-
-class EpochName(NamedTuple):
-    """A turn of an operator at a resident, in a query."""
-
-    resident: str
-    operator: str
-    query: str
-    turn: Turn
-
-
-def stage_table(
-    client: Client, intake: Stager, table: pa.Table, plan: EpochPlan, query: str, turn: Turn
-) -> StagedEpoch:
-    """Stages an Arrow table, as the one partition of its epoch."""
-    receipt = intake.stage(client, table, plan, Part(query, turn, 0))
-    return StagedEpoch([receipt], time_kind_in(table, intake.at))
 
 
 def turn_of(number: object) -> Turn:
@@ -74,26 +54,56 @@ def check_history(history: str) -> History:
 
 def commit(
     client: Client,
-    epoch: EpochName,
-    stage: Callable[[EpochPlan], StagedEpoch],
-    delay: Callable[[TimeKind], int],
+    stager: Stager,
+    rows: pa.Table | DataFrame,
+    epoch: int,
+    work: Work,
+    history: History,
+    query: str | None = None,
+) -> EpochCommitted:
+    """Commits the rows of an epoch of a query: that of the DataFrame, or the one that is named."""
+    turn = turn_of(epoch)
+    if frames.is_frame(rows):
+        query = query or frames.query_of(rows) or LOCAL_QUERY
+        staging = frames.Staging(client, stager, rows, query, turn)
+        return commit_staged(client, stager, query, turn, staging, staging.time_kind, work, history)
+    table, part = as_table(rows), Part(query or LOCAL_QUERY, turn, 0)
+    kind: KindOfTime = "" if stager.at is None else time_kind_in(table, stager.at)
+
+    def stage(plan: EpochPlan) -> list[Receipt]:
+        return [stager.stage(client, table, plan, part)]
+
+    return commit_staged(client, stager, part.query, turn, stage, kind, work, history)
+
+
+def commit_staged(
+    client: Client,
+    stager: Stager,
+    query: str,
+    turn: Turn,
+    stage: Callable[[EpochPlan], list[Receipt]],
+    kind: KindOfTime,
     work: Work,
     history: History,
 ) -> EpochCommitted:
-    """Stages and commits, and again if a container lost what was staged there."""
+    """Has the rows staged, whose times are of that kind, and commits; again if a container lost what it held.
+
+    `stage` gives the receipts that are to count.
+    """
+    name = stager.resident, stager.name, query, turn, history
     pause, longest = STAGE_PAUSE_S
     for attempt in range(1, STAGE_ATTEMPTS + 1):
-        plan = client.call(BeginEpoch(*epoch, history))
-        staged = stage(plan)
+        plan = client.call(BeginEpoch(*name))
+        receipts = stage(plan)
+        has_rows = any(receipt.rows or receipt.late for receipt in receipts)
         try:
             return client.call(
                 CommitEpoch(
-                    *epoch,
-                    history,
-                    delay=delay(staged.kind),
+                    *name,
+                    delay=stager.delay(kind),
                     late_below=plan.late_below,
-                    time_kind=staged.kind if any(r.rows or r.late for r in staged.receipts) else "",
-                    receipts=list(staged.receipts),
+                    time_kind=kind if has_rows else "",
+                    receipts=receipts,
                     work=work,
                 )
             )

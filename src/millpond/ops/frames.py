@@ -15,7 +15,7 @@ from millpond.errors import BadOption, WrongColumn, WrongType, error_named
 from millpond.ops.columns import check_kind
 from millpond.ops.tasks import StageReply, StageTask
 from millpond.times import TimeKind
-from millpond.wire.base import Turn
+from millpond.wire.base import KindOfTime, Turn
 from millpond.wire.epochs import EpochPlan, Receipt
 
 if TYPE_CHECKING:
@@ -85,15 +85,16 @@ def link_of(client: Client) -> Link:
 class Staging:
     """Stages a DataFrame's rows, one task a partition; the driver collects the receipts of those that count."""
 
-    def __init__(self, client: Client, intake: Stager, frame: DataFrame) -> None:
+    def __init__(self, client: Client, intake: Stager, frame: DataFrame, query: str, turn: Turn) -> None:
         check_columns(frame, intake.columns)
         self._link = link_of(client)
         self._intake = intake
+        self._query, self._turn = query, turn
         self._frame = frame.select(*(quoted(name) for name in intake.columns))
-        self.time_kind = time_kind_of(frame.schema, intake.at)
+        self.time_kind: KindOfTime = "" if intake.at is None else time_kind_of(frame.schema, intake.at)
 
-    def __call__(self, plan: EpochPlan, turn: Turn, query: str) -> list[Receipt]:
-        task = StageTask(self._link, self._intake, plan, turn, query)
+    def __call__(self, plan: EpochPlan) -> list[Receipt]:
+        task = StageTask(self._link, self._intake, plan, self._turn, self._query)
         replies = self._frame.mapInArrow(task, StageTask.schema).collect()
         return [msgspec.msgpack.decode(bytes(row[0]), type=StageReply).unwrap() for row in replies]
 

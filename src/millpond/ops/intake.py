@@ -27,7 +27,7 @@ from millpond.stores.readiness import late_rows
 from millpond.stores.rows import digest_rows
 from millpond.stores.ruleset import check_values
 from millpond.times import TimeKind, delay_for, format_time, parse_duration
-from millpond.wire.base import Turn, check_name, writer_id
+from millpond.wire.base import KindOfTime, Turn, check_name, writer_id
 from millpond.wire.epochs import EpochPlan, Receipt, Stage
 from millpond.wire.specs import StateSpec
 
@@ -58,12 +58,23 @@ class Stager(Protocol):
     """How an operator's rows go to the containers; plain data that tasks can carry."""
 
     @property
+    def resident(self) -> str:
+        """Whom they are for."""
+
+    @property
+    def name(self) -> str:
+        """The operator's."""
+
+    @property
     def columns(self) -> list[str]:
         """The columns that it reads, each once."""
 
     @property
-    def at(self) -> str:
-        """The column of times."""
+    def at(self) -> str | None:
+        """The column of times, if rows have one."""
+
+    def delay(self, kind: KindOfTime) -> int:
+        """How far the operator's watermark stays behind its newest row, in units of that kind of time."""
 
     def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> Receipt:
         """Sends rows to their containers. Those of an epoch that is there already are only compared with it."""
@@ -86,7 +97,7 @@ class Intake:
         check_late(late)
         parse_duration(delay)
         self.name = check_name(name, "the updater")
-        self.state = spec.name
+        self.resident = spec.name
         self.shape = spec.shape
         self.update = spec.update
         self.seq = None if seq is None else check_column_name(seq, "seq")
@@ -103,7 +114,8 @@ class Intake:
         seq = () if self.seq is None else (self.seq,)
         return list(dict.fromkeys((*self.key, self.at, *self.value, *seq)))
 
-    def delay(self, kind: TimeKind) -> int:
+    def delay(self, kind: KindOfTime) -> int:
+        assert kind
         return delay_for(kind, self._delay)
 
     def rows(self, table: pa.Table, plan: EpochPlan) -> Rows:
@@ -115,7 +127,7 @@ class Intake:
         check_values(self.update, self.shape.values, values)
         if self.seq is not None:
             values.append(sequence_of(table, self.seq))
-        timely = timely_rows(times, plan, kind, self.state, self.name, self._late)
+        timely = timely_rows(times, plan, kind, self.resident, self.name, self._late)
         if timely is None:
             return Rows(keys, times, values, kind, 0)
         return Rows(
@@ -128,11 +140,13 @@ class Intake:
 
     def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> Receipt:
         rows = self.rows(table, plan)
+        attempt = client.runtime.bits(62)
         if plan.replayed:
             digest = digest_rows(rows.keys, rows.times, rows.values)
-            return receipt_of(part.partition, rows.times, rows.late, digest)
-        message = part.message(self.state, self.name, client.runtime.bits(62))
-        return client.stage(message, self.rows_schema, rows.keys, rows.times, rows.values, rows.late)
+        else:
+            message = part.message(self.resident, self.name, attempt)
+            digest = client.stage(message, self.rows_schema, rows.keys, [rows.times], rows.values)
+        return receipt_of(part.partition, attempt, len(rows.times), rows.late, digest, rows.times)
 
 
 def check_late(late: str) -> str:

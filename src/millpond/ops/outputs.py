@@ -55,7 +55,7 @@ class EpochOutputs(NamedTuple):
 
     def _read(self, client: Client, number: SliceId, start: int, stop: int) -> pa.Table:
         message = ReadOutputs(self.resident, self.writer, self.turn, number, start, stop)
-        return client.ask_home(number, lambda connection: connection.read(message))
+        return client.read_home(message, number)
 
 
 class OutputsTask:

@@ -12,13 +12,13 @@ from millpond.client.receipts import receipt_of
 from millpond.errors import BadOption
 from millpond.ops import frames
 from millpond.ops.columns import as_table, check_column_name, column_of, times_of
-from millpond.ops.committing import EpochName, StagedEpoch, check_history, commit, stage_table, turn_of
+from millpond.ops.committing import check_history, commit, turn_of
 from millpond.ops.intake import Part, check_late, timely_rows
 from millpond.ops.outputs import EpochOutputs
 from millpond.stores.rows import digest_columns
 from millpond.txn import TransactionFunction, TransactionSet
 from millpond.txn import transaction as as_transaction
-from millpond.wire.base import LOCAL_QUERY, Turn, check_name, writer_id
+from millpond.wire.base import LOCAL_QUERY, KindOfTime, check_name, writer_id
 from millpond.wire.epochs import EpochCommitted, EpochPlan, Receipt
 from millpond.wire.house import Register
 from millpond.wire.questions import AskProgress, ResidentProgress
@@ -32,7 +32,7 @@ class EventIntake:
     """How events are read: all their columns, which the outputs bring back. Plain data that tasks can carry."""
 
     def __init__(self, group: GroupSpec, name: str, at: str, late: str, schema: pa.Schema) -> None:
-        self.group = group.name
+        self.resident = group.name
         self.home = group.home_slice
         self.name = name
         self.at = at
@@ -43,18 +43,22 @@ class EventIntake:
     def columns(self) -> list[str]:
         return list(self.schema.names)
 
+    def delay(self, kind: KindOfTime) -> int:
+        return 0
+
     def stage(self, client: Client, table: pa.Table, plan: EpochPlan, part: Part) -> Receipt:
         events = table.cast(self.schema)
         times, time_kind = times_of(events, self.at, plan.time_kind)
-        timely = timely_rows(times, plan, time_kind, self.group, self.name, self._late)
+        timely = timely_rows(times, plan, time_kind, self.resident, self.name, self._late)
         late = 0
         if timely is not None:
             events, late, times = events.take(pa.array(timely)), len(times) - len(timely), times[timely]
+        attempt = client.runtime.bits(62)
         if plan.replayed:
             digest = sum(digest_columns(batch.columns) for batch in events.to_batches())
-            return receipt_of(part.partition, times, late, digest)
-        message = part.message(self.group, self.name, client.runtime.bits(62))
-        return client.stage_events(message, self.home, events, times, late)
+        else:
+            digest = client.stage_home(part.message(self.resident, self.name, attempt), self.home, events)
+        return receipt_of(part.partition, attempt, len(events), late, digest, times)
 
 
 class Transactions:
@@ -125,27 +129,23 @@ class Transactions:
         Gives the events, but for late ones, with the columns `committed`, `reason` and the results: an Arrow table
         for an Arrow table, in the same order; a DataFrame for a DataFrame.
         """
-        if frames.is_frame(rows):
-            return self._run_frame(rows, epoch)
-        table, turn = as_table(rows), turn_of(epoch)
-        intake = self._intake(table.schema.remove_metadata())
+        if not frames.is_frame(rows):
+            table = as_table(rows)
+            self._commit(table, epoch, table.schema.remove_metadata())
+            return self._outputs(LOCAL_QUERY, epoch).read(self._client)
+        committed = self._commit(rows, epoch, frames.arrow_schema(rows.schema))
+        outputs = self._outputs(frames.query_of(rows) or LOCAL_QUERY, epoch)
+        return outputs.frame(self._client, rows.sparkSession, committed.rows)
 
-        self._commit(
-            intake,
-            LOCAL_QUERY,
-            turn,
-            lambda plan: stage_table(self._client, intake, table, plan, LOCAL_QUERY, turn),
-        )
-        return self._outputs(LOCAL_QUERY, turn).read(self._client)
+    def _commit(
+        self, rows: pa.Table | DataFrame, epoch: int, schema: pa.Schema, query: str | None = None
+    ) -> EpochCommitted:
+        intake, work = self._intake(schema), self._work(schema)
+        return commit(self._client, intake, rows, epoch, work, self._history, query)
 
-    def _run_frame(self, frame: DataFrame, epoch: int) -> DataFrame:
-        query, turn = frames.query_of(frame) or LOCAL_QUERY, turn_of(epoch)
-        intake = self._intake(frames.arrow_schema(frame.schema))
-        staging = frames.Staging(self._client, intake, frame)
-        committed = self._commit(
-            intake, query, turn, lambda plan: StagedEpoch(staging(plan, turn, query), staging.time_kind)
-        )
-        return self._outputs(query, turn).frame(self._client, frame.sparkSession, committed.rows)
+    def _work(self, schema: pa.Schema) -> TransactionWork:
+        described = schema.serialize().to_pybytes()
+        return TransactionWork(self._functions.message, self._kind_column, self._at, self._seq, described)
 
     def _intake(self, schema: pa.Schema) -> EventIntake:
         for name in (self._at, *(() if self._seq is None else (self._seq,)), *schema.names):
@@ -155,14 +155,6 @@ class Transactions:
         self._functions.prepare(dict.fromkeys(self._functions.kinds, schema))
         return EventIntake(self._group, self.name, self._at, self._late, schema)
 
-    def _commit(
-        self, intake: EventIntake, query: str, turn: Turn, stage: Callable[[EpochPlan], StagedEpoch]
-    ) -> EpochCommitted:
-        schema = intake.schema.serialize().to_pybytes()
-        work = TransactionWork(self._functions.message, self._kind_column, self._at, self._seq, schema)
-        name = EpochName(self._group.name, self.name, query, turn)
-        return commit(self._client, name, stage, lambda kind: 0, work, self._history)
-
-    def _outputs(self, query: str, turn: Turn) -> EpochOutputs:
+    def _outputs(self, query: str, epoch: int) -> EpochOutputs:
         slices = tuple(self._group.places(self._client.placement().slices))
-        return EpochOutputs(self._group.name, slices, writer_id(self.name, query), turn)
+        return EpochOutputs(self._group.name, slices, writer_id(self.name, query), turn_of(epoch))

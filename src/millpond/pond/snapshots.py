@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pyarrow as pa
 
+from millpond.client.client import Client
 from millpond.errors import BadOption, RowsWaiting
 from millpond.stores.keys import decode_keys
 from millpond.stores.readiness import check_not_below, ready
 from millpond.times import TIME_MIN, Progress, TimeKind, format_time
-from millpond.wire.questions import ResidentProgress
+from millpond.wire.questions import ReadSlices, ResidentProgress
 from millpond.wire.specs import StateSpec
+
+
+def read_versions(client: Client, state: str, at: Progress, slices: Sequence[int] | None = None) -> pa.Table:
+    """One row per key, the newest version with time <= `at`: of all slices, or of some."""
+    return client.read(lambda some: ReadSlices(state, at, some), slices)
 
 
 def snapshot_time_kind(progress: ResidentProgress) -> TimeKind:

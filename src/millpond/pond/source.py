@@ -21,7 +21,13 @@ from millpond.errors import BadOption, unknown_state, unknown_table
 from millpond.ops.fetch import check_isolation
 from millpond.ops.frames import spark_schema
 from millpond.ops.tasks import client_of
-from millpond.pond.snapshots import snapshot_schema, snapshot_table, snapshot_time, snapshot_time_kind
+from millpond.pond.snapshots import (
+    read_versions,
+    snapshot_schema,
+    snapshot_table,
+    snapshot_time,
+    snapshot_time_kind,
+)
 from millpond.pond.table import Table
 from millpond.times import Progress, time_of
 from millpond.wire.questions import AskProgress, ResidentProgress
@@ -139,7 +145,7 @@ class _StateReader(_Reader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
-        rows = client_of(self._link).read(self._name, partition.at, partition.slices)
+        rows = read_versions(client_of(self._link), self._name, partition.at, partition.slices)
         yield from snapshot_table(self._spec(), snapshot_time_kind(self._progress()), rows).to_batches()
 
     def _spec(self) -> StateSpec:

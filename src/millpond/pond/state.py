@@ -16,7 +16,7 @@ from millpond.errors import BadOption, wrong_time_kind
 from millpond.ops.columns import Names
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
-from millpond.pond.snapshots import snapshot_table, snapshot_time, snapshot_time_kind
+from millpond.pond.snapshots import read_versions, snapshot_table, snapshot_time, snapshot_time_kind
 from millpond.stores.ruleset import warn_if_interpreted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of
 from millpond.wire.base import KindOfTime, check_name
@@ -155,7 +155,7 @@ class State:
         if _kind(at) == "timestamp" and progress.time_kind == "long":
             raise wrong_time_kind(f"state {self.name!r}", "long", "timestamp")
         asked = snapshot_time(_progress(at), progress)
-        rows = None if asked is None else self._client.read(self.name, asked)
+        rows = None if asked is None else read_versions(self._client, self.name, asked)
         return snapshot_table(self._spec, snapshot_time_kind(progress), rows)
 
 

@@ -72,7 +72,7 @@ class Table:
     def snapshot(self) -> pa.Table:
         """Every row that a transaction has written, in the order of keys."""
         message = ReadTable(self._group.name, self.name)
-        return self._client.ask_home(self._group.home_slice, lambda connection: connection.read(message))
+        return self._client.read_home(message, self._group.home_slice)
 
     def read(self, keys: Sequence[Any] | pa.Array | pa.ChunkedArray) -> pa.Table:
         """The rows of those keys that are there, in the order of the keys."""
@@ -94,4 +94,4 @@ class Table:
         if array.null_count:
             raise NullKey("a key is null", column=self._spec.key_field.name, rows=array.null_count)
         batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([self._spec.key_field]))
-        return self._client.find_rows(FindRows(self._group.name, self.name), self._group.home_slice, batch)
+        return self._client.ask_home(FindRows(self._group.name, self.name), self._group.home_slice, batch)

@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from millpond.code.rules import add, put
 from millpond.errors import BelowFetchProgress
-from millpond.ops.committing import EpochName, StagedEpoch, commit, turn_of
+from millpond.ops.committing import commit_staged, turn_of
 from millpond.ops.intake import Intake, Part
 from millpond.ops.update import Update
 from millpond.pond.pond import Pond
+from millpond.pond.snapshots import read_versions
 from millpond.pond.state import State
 from millpond.testing.oracle import Oracle
 from millpond.testing.simulation.apps import App, Chronicle, Wrong
@@ -237,7 +238,7 @@ class Updater(App):
         self.say(f"begins epoch {epoch} of {self.model.name}: {_brief(rows)}", keys)
         query = f"q-{self.name}"
 
-        def stage(plan: EpochPlan) -> StagedEpoch:
+        def stage(plan: EpochPlan) -> list[Receipt]:
             parts = self._partitions(rows)
 
             def task(partition: int) -> Receipt:
@@ -248,10 +249,9 @@ class Updater(App):
                 ]
                 return self._chance.choice(attempts)
 
-            return StagedEpoch(client.runtime.map(task, list(range(len(parts)))), "long")
+            return client.runtime.map(task, list(range(len(parts))))
 
-        name = EpochName(self.model.name, self.name, query, turn)
-        committed = commit(client, name, stage, intake.delay, RowsWork(), "continue")
+        committed = commit_staged(client, intake, query, turn, stage, "long", RowsWork(), "continue")
         self.model.acknowledge(self.name, epoch)
         again = ", once more" if committed.replayed else ""
         self.say(f"epoch {epoch} of {self.model.name} is acknowledged{again}", keys)
@@ -332,7 +332,7 @@ class Reader(App):
 
     def _read_at_once(self, state: State, progress: Progress) -> None:
         """Before containers hear of it, if that were possible."""
-        rows = state._client.read(state.name, progress - 1)  # noqa: SLF001 - a snapshot asks for U once more
+        rows = read_versions(state._client, state.name, progress - 1)  # noqa: SLF001 - a snapshot asks for U once more
         columns = [column.to_pylist() for column in rows.columns]
         newest = {key: (time, value) for key, time, value in zip(*columns, strict=True)}
         check_snapshot(self.model, newest, progress)
