@@ -15,8 +15,13 @@ from crashes import (
     LOSSES,
     THEN,
     CountedFiles,
+    Cut,
+    Moment,
     after,
     chosen,
+    content,
+    cuts_of,
+    frozen,
     hits_of,
     outcomes_of,
     run_until_crash,
@@ -56,6 +61,20 @@ def hits(containers: int) -> dict[str, int]:
     return hits_of(World(LossyFiles()), steps_of(containers))
 
 
+@cache
+def cuts(containers: int) -> dict[Moment, Cut]:
+    """What crashes at the chosen hits of every point leave."""
+    reached = hits(containers).items()
+    moments = [(point, hit) for point, count in reached for hit in chosen(range(1, count + 1))]
+    return cuts_of(World(LossyFiles()), steps_of(containers), moments)
+
+
+@cache
+def checked(containers: int) -> set[Any]:
+    """Which files were found right. Crashes that leave the same files behind are told apart by nobody."""
+    return set()
+
+
 def recovered_steps(world: World, containers: int, acknowledged: int, note: str) -> int:
     """How many steps the recovered pond shows: those acknowledged, or the one in flight as well, whole."""
     seen = driving.picture_of_pond(world.pond)
@@ -80,7 +99,7 @@ def recovered_steps(world: World, containers: int, acknowledged: int, note: str)
 class Crash:
     """One crash in one run of the history: the files as the dead process left them, and what it had acknowledged."""
 
-    def __init__(self, files: LossyFiles, containers: int, acknowledged: int, where: str) -> None:
+    def __init__(self, files: LossyFiles, acknowledged: int, containers: int, where: str) -> None:
         self.files = files
         self.containers = containers
         self.acknowledged = acknowledged
@@ -91,15 +110,32 @@ class Crash:
         in_flight = self.steps[self.acknowledged :][:1]
         return f"{self.where}: {self.acknowledged} steps, in {in_flight}, lost {lose} ({seed}), reopened with {again}"
 
-    def check_recovered(self, lose: str, seed: int, again: int) -> tuple[World, int]:
+    def check_recovered(self, lose: str, seed: int, again: int) -> None:
+        case = ("recovered", *self.found_by(lose, seed, again))
+        if case not in checked(self.containers):
+            self.recover(lose, seed, again)
+            checked(self.containers).add(case)
+
+    def check_to_the_end(self, lose: str, seed: int, again: int, other_rows: bool = True) -> None:
+        """Compares what was recovered, runs the history to its end, and compares again."""
+        case = ("to the end", other_rows, *self.found_by(lose, seed, again))
+        if case not in checked(self.containers):
+            self.run_to_the_end(lose, seed, again, other_rows)
+            checked(self.containers).add(case)
+
+    def found_by(self, lose: str, seed: int, again: int) -> tuple[Any, ...]:
+        """All that what comes after the crash depends on."""
+        files = after(self.files, lose, seed)
+        return content(files), frozenset(files._directories), self.acknowledged, again
+
+    def recover(self, lose: str, seed: int, again: int) -> tuple[World, int]:
         world = World(after(self.files, lose, seed))
         world.start(again)
         note = self.note(lose, seed, again)
         return world, recovered_steps(world, self.containers, self.acknowledged, note)
 
-    def check_to_the_end(self, lose: str, seed: int, again: int, other_rows: bool = True) -> None:
-        """Compares what was recovered, runs the history to its end, and compares again."""
-        world, done = self.check_recovered(lose, seed, again)
+    def run_to_the_end(self, lose: str, seed: int, again: int, other_rows: bool) -> None:
+        world, done = self.recover(lose, seed, again)
         note = self.note(lose, seed, again)
 
         visible = World(after(self.files, lose, seed))
@@ -130,11 +166,8 @@ class Crash:
 
 
 def crash_at(point: str, hit: int, containers: int) -> Crash:
-    files = LossyFiles()
-    with armed(point, hit, action=files.halt) as plan:
-        acknowledged = run_until_crash(World(files), steps_of(containers))
-    assert plan.fired, f"{point} was not reached {hit} times"
-    return Crash(files, containers, acknowledged, f"{point}:{hit}")
+    assert (point, hit) in cuts(containers), f"{point} was not reached {hit} times"
+    return Crash(*cuts(containers)[point, hit], containers, f"{point}:{hit}")
 
 
 @pytest.mark.parametrize("containers", CONTAINERS)
@@ -223,9 +256,10 @@ def test_a_log_that_nobody_needs_any_more_is_not_read_even_if_it_is_still_there(
     """It may hold an epoch that was never decided; later the epoch was, with other rows and in another log."""
     steps = steps_of(1)
     second = [place for place, step in enumerate(steps) if isinstance(step, Update)][1]
-    crash = crash_at("journal.append.before", hits_before(second) + 1, 1)
-    assert crash.acknowledged == second
-    world, model = World(after(crash.files, "all", 0)), models(1)[second].copy()
+    files = LossyFiles()
+    with armed("journal.append.before", hits_before(second) + 1, action=files.halt):
+        assert run_until_crash(World(files), steps) == second
+    world, model = World(after(files, "all", 0)), models(1)[second].copy()
     world.start(1)
     # A single row: the slices of the others have never seen the epoch.
     other = replace(steps[second], rows=steps[second].rows[:1])  # type: ignore[type-var, attr-defined]
@@ -260,7 +294,7 @@ def test_a_decision_whose_journal_entry_failed_is_not_mixed_with_the_next(contai
         with armed("log.dirsync.after", hit, action=files.halt) as plan, pytest.raises(SimulatedCrash):
             step.with_other_rows().on_pond(world)
         assert plan.fired
-        crash = Crash(files, containers, place, f"a failed entry, then log.dirsync.after:{hit}")
+        crash = Crash(files, place, containers, f"a failed entry, then log.dirsync.after:{hit}")
         for lose, seed in outcomes_of(crash.files):
             crash.check_recovered(lose, seed, containers)
 
@@ -280,14 +314,19 @@ def hits_before(steps_done: int) -> int:
 @pytest.mark.parametrize("containers", CONTAINERS)
 def test_a_crash_before_any_change_of_the_disk(containers: int) -> None:
     """Every fourth change, by turns under each loss."""
-    files = CountedFiles()
-    run_until_crash(World(files), steps_of(containers))
-    assert files.changes > 400
-    for number, last in enumerate(range(1 + containers, files.changes + 1, 4)):
-        files = CountedFiles(last)
-        acknowledged = run_until_crash(World(files), steps_of(containers))
-        assert files.changes == last
-        crash = Crash(files, containers, acknowledged, f"change {last}")
+    crashes: list[Crash] = []
+    done = 0
+
+    def cut(change: int) -> None:
+        if change % 4 == (1 + containers) % 4:
+            crashes.append(Crash(frozen(files), done, containers, f"change {change}"))
+
+    files = CountedFiles(before=cut)
+    world = World(files)
+    for done, step in enumerate(steps_of(containers)):  # noqa: B007 - `cut` reads it
+        step.on_pond(world)
+    assert len(crashes) > 100
+    for number, crash in enumerate(crashes):
         crash.check_recovered(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
 
 
@@ -305,12 +344,11 @@ def test_a_crash_while_recovering_from_a_crash(point: str) -> None:
             World(after(first.files, lose, seed)).start(again)
         reached = [(point, hit) for point, plan in plans.items() for hit in range(1, plan.hits + 1)[-1:]]
         assert len(reached) > 10
+        found = cuts_of(World(after(first.files, lose, seed)), [Start(again)], reached)
+        assert found.keys() == set(reached)
         for number, (second, hit) in enumerate(reached):
-            files = after(first.files, lose, seed)
-            with armed(second, hit, action=files.halt) as plan, pytest.raises(SimulatedCrash):
-                World(files).start(again)
-            assert plan.fired
-            crash = Crash(files, containers, first.acknowledged, f"{point}:{middle}, then {second}:{hit}")
+            files = found[second, hit].files
+            crash = Crash(files, first.acknowledged, containers, f"{point}:{middle}, then {second}:{hit}")
             check = crash.check_to_the_end if number % 8 == 0 else crash.check_recovered
             check(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
 
