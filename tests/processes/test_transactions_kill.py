@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,77 @@ def _is_at(pid: int, root: Path) -> bool:
     return False
 
 
+class Drive:
+    """Two operators and a reader, each in a thread of its own, and how far they have come."""
+
+    def __init__(self, pond: mp.Pond) -> None:
+        self.pond = pond
+        self.model = Ledger()
+        self.epochs = {"ledger": 0, "visits": 0}
+        self.before = dict(self.epochs)
+        self.reads = 0
+        self.failures: list[BaseException] = []
+        ledger, visits = operators(pond)
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,))
+            for work in (
+                lambda: self._commit("ledger", ledger, self.model.transfers),
+                lambda: self._commit("visits", visits, self.model.counts),
+                self._read,
+            )
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(120)
+        assert not self.failures, self.failures
+
+    def moved(self) -> bool:
+        """Both operators did, since the last time that somebody waited for it."""
+        return all(self.epochs[name] > count for name, count in self.before.items())
+
+    def wait_until_moved(self) -> None:
+        self.before = dict(self.epochs)
+        patience = time.monotonic() + PROGRESS_S_MAX
+        while not self.moved() and not self.failures:
+            assert time.monotonic() < patience, f"stuck at {self.epochs}"
+            time.sleep(0.01)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            while not self._ended.is_set():
+                work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
+            self.failures.append(error)
+
+    def _commit(self, name: str, op: Any, expected: Any) -> None:
+        # Who is far ahead waits until the other, whose container is down, got somewhere, too.
+        if self.epochs[name] - self.before[name] > EPOCHS_AHEAD_MAX and not self.moved():
+            time.sleep(0.01)
+            return
+        epoch, seed = self.epochs[name], int(name == "visits")
+        wanted = expected(epoch)
+        assert op(events_of(epoch, seed), epoch).to_pylist() == wanted, f"{name}, epoch {epoch}"
+        # As a source may, that was not told.
+        if epoch % 4 == 3:
+            again = events_of(epoch, seed).take(np.arange(EVENTS)[::-1])
+            assert op(again, epoch).to_pylist() == wanted, f"{name}, epoch {epoch} again"
+        self.epochs[name] += 1
+
+    def _read(self) -> None:
+        rows = self.pond.table("accounts").snapshot()["balance"].to_pylist()
+        assert sum(rows) == START * len(rows), "money came or went"
+        assert all(balance >= 0 for balance in rows), "an abort left a trace"
+        self.reads += 1
+        time.sleep(0.02)
+
+
 @pytest.mark.timeout(SOAK_S + 150)
 def test_containers_killed_at_random_lose_and_double_nothing(root: Path) -> None:
     """Two operators at once, on groups in different containers, while one container after the other is killed.
@@ -181,80 +252,31 @@ def test_containers_killed_at_random_lose_and_double_nothing(root: Path) -> None
     One container, or one and soon another; then again, once both operators got somewhere: who is killed again and
     again before it did is taken for one whose code does it.
     """
-    chance, ended, model = random.Random(7), threading.Event(), Ledger()
-    failures: list[BaseException] = []
-    epochs, kills, reads = {"ledger": 0, "visits": 0}, 0, 0
-    before = dict(epochs)
-
-    def moved() -> bool:
-        return all(epochs[name] > count for name, count in before.items())
-
-    def drive(name: str, op: Any, expected: Any) -> None:
-        try:
-            while not ended.is_set():
-                epoch, seed = epochs[name], int(name == "visits")
-                wanted = expected(epoch)
-                assert op(events_of(epoch, seed), epoch).to_pylist() == wanted, f"{name}, epoch {epoch}"
-                # As a source may, that was not told.
-                if epoch % 4 == 3:
-                    again = events_of(epoch, seed).take(np.arange(EVENTS)[::-1])
-                    assert op(again, epoch).to_pylist() == wanted, f"{name}, epoch {epoch} again"
-                epochs[name] += 1
-                # Who is far ahead waits until the other, whose container is down, got somewhere, too.
-                while epochs[name] - before[name] > EPOCHS_AHEAD_MAX and not moved() and not ended.is_set():
-                    time.sleep(0.01)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
-            failures.append(error)
-
-    def read(pond: mp.Pond) -> None:
-        nonlocal reads
-        try:
-            while not ended.is_set():
-                rows = pond.table("accounts").snapshot()["balance"].to_pylist()
-                assert sum(rows) == START * len(rows), "money came or went"
-                assert all(balance >= 0 for balance in rows), "an abort left a trace"
-                reads += 1
-                time.sleep(0.02)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
-            failures.append(error)
-
+    chance, kills, deadline = random.Random(7), 0, time.monotonic() + SOAK_S
     with open_pond(root) as pond:
-        ledger, visits = operators(pond)
-        threads = [
-            threading.Thread(target=drive, args=("ledger", ledger, model.transfers)),
-            threading.Thread(target=drive, args=("visits", visits, model.counts)),
-            threading.Thread(target=read, args=(pond,)),
-        ]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + SOAK_S
-        while (time.monotonic() < deadline or kills < KILLS_MIN) and not failures:
-            before.update(epochs)
-            patience = time.monotonic() + PROGRESS_S_MAX
-            while not moved() and not failures:
-                assert time.monotonic() < patience, f"stuck after {kills} kills at {epochs}"
-                time.sleep(0.01)
-            for _ in range(chance.choice([1, 2, 2])):
-                time.sleep(chance.uniform(0.05, 0.3))
-                serving = pond.containers()
-                if serving:
-                    kill(chance.choice(serving).pid)
-                    kills += 1
-            if chance.random() < 0.5:
-                with suppress(mp.MillpondError):
-                    pond.checkpoint()
-        while min(epochs.values()) < EPOCHS_MIN and not failures:
-            time.sleep(0.01)
-        ended.set()
-        for thread in threads:
-            thread.join(120)
-        assert not failures, failures
-        assert tables_of(pond) == model.tables()
+        drive = Drive(pond)
+        drive.start()
+        try:
+            while (time.monotonic() < deadline or kills < KILLS_MIN) and not drive.failures:
+                drive.wait_until_moved()
+                for _ in range(chance.choice([1, 2, 2])):
+                    time.sleep(chance.uniform(0.05, 0.3))
+                    serving = pond.containers()
+                    if serving:
+                        kill(chance.choice(serving).pid)
+                        kills += 1
+                if chance.random() < 0.5:
+                    with suppress(mp.MillpondError):
+                        pond.checkpoint()
+            while min(drive.epochs.values()) < EPOCHS_MIN and not drive.failures:
+                drive.wait_until_moved()
+        finally:
+            drive.end()
+        assert tables_of(pond) == drive.model.tables()
     assert kills >= KILLS_MIN
-    assert reads > 5
-    assert min(epochs.values()) >= EPOCHS_MIN
+    assert drive.reads > 5
     with open_pond(root, containers=1) as pond:
-        assert tables_of(pond) == model.tables()
+        assert tables_of(pond) == drive.model.tables()
 
 
 CONTAINER_POINTS = [
