@@ -15,7 +15,7 @@ import pytest
 import millpond as mp
 from millpond.errors import CodeFailed, CodeTookTooLong, OutOfMemory
 
-SECONDS = 4.0
+SECONDS = 3.0
 MEMORY = 1 << 30
 
 
