@@ -215,8 +215,10 @@ def test_serve_says_where_it_is_and_ends_cleanly(run: Any, module: Any, tmp_path
         assert part in ended.out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_served_pond_can_be_joined_and_ends_with_its_group(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(("number", "containers"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
+def test_a_served_pond_can_be_joined_and_ends_with_its_group(
+    tmp_path: Path, number: int, containers: int
+) -> None:
     """As in a terminal, where Ctrl-C reaches the containers too."""
     command = [
         sys.executable,
@@ -227,7 +229,7 @@ def test_a_served_pond_can_be_joined_and_ends_with_its_group(tmp_path: Path, num
         str(tmp_path),
     ]
     with subprocess.Popen(
-        [*command, "--containers", "2"],
+        [*command, "--containers", str(containers)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -238,7 +240,7 @@ def test_a_served_pond_can_be_joined_and_ends_with_its_group(tmp_path: Path, num
         token = (tmp_path / "token").read_text()
         with millpond.connect(address, token) as pond:
             processes = [container.pid for container in pond.containers()]
-            assert len(processes) == 2
+            assert len(processes) == containers
         os.killpg(served.pid, number)
         out, err = served.communicate(timeout=60)
     assert (served.returncode, err) == (0, "")

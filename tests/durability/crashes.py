@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pytest
 
-from millpond.durable.crashpoints import SimulatedCrash, counted
+from millpond.durable.crashpoints import SimulatedCrash, armed, counted
 from millpond.testing import LossyFiles
 
 _T = TypeVar("_T")
@@ -48,6 +50,52 @@ def run_until_crash(world: Any, steps: Sequence[Step]) -> int:
     return len(steps)
 
 
+class Cut(NamedTuple):
+    """A history that ended at some moment: the files as they were, and how many steps were acknowledged."""
+
+    files: LossyFiles
+    acknowledged: int
+
+
+Moment = tuple[str, int]
+"""A crash point, and at which of its hits."""
+
+
+def cuts_of(world: Any, steps: Sequence[Step], moments: Iterable[Moment]) -> dict[Moment, Cut]:
+    """What a crash at each of the moments would leave. One run finds it for all: a crash writes nothing more."""
+    cuts: dict[Moment, Cut] = {}
+    done = 0
+
+    def cut(moment: Moment) -> None:
+        cuts[moment] = Cut(frozen(world.files), done)
+
+    with ExitStack() as stack:
+        for moment in moments:
+            stack.enter_context(armed(*moment, action=lambda _, moment=moment: cut(moment)))
+        for done, step in enumerate(steps):  # noqa: B007 - `cut` reads it
+            step.on_pond(world)
+    return cuts
+
+
+def frozen(files: LossyFiles) -> LossyFiles:
+    """The files as they are now, with all that is not synced: what `halt` would keep of them."""
+    twins: dict[Any, Any] = {}
+
+    def twin(inode: Any) -> Any:
+        return inode and twins.setdefault(inode, replace(inode))
+
+    copied = LossyFiles(files.seed)
+    copied.crashes = files.crashes
+    copied._names = {path: twin(inode) for path, inode in files._names.items()}
+    copied._durable_names = {path: twin(inode) for path, inode in files._durable_names.items()}
+    copied._directories = set(files._directories)
+    copied._pending = [
+        replace(change, inode=twin(change.inode)) if hasattr(change, "inode") else change
+        for change in files._pending
+    ]
+    return copied
+
+
 def chosen(hits: Sequence[_T]) -> list[_T]:
     """The first, one in the middle, the last; in a soak also the two before it."""
     soaked = {len(hits) - 3, len(hits) - 2} if "MILLPOND_SOAK" in os.environ else set()
@@ -74,15 +122,17 @@ def outcomes_of(files: LossyFiles) -> list[tuple[str, int]]:
 
 
 class CountedFiles(LossyFiles):
-    """Dies before its `last`-th change of the disk."""
+    """Dies before its `last`-th change of the disk. Calls `before` with the number of each change."""
 
-    def __init__(self, last: int | None = None) -> None:
+    def __init__(self, last: int | None = None, before: Callable[[int], None] = lambda _: None) -> None:
         super().__init__()
         self.changes = 0
         self.last = last
+        self.before = before
 
     def _count(self) -> None:
         self.changes += 1
+        self.before(self.changes)
         if self.changes == self.last:
             self.halt(f"change {self.last}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,11 +28,19 @@ from millpond.testing import LossyFiles
 
 
 @pytest.fixture(autouse=True)
-def sound_memory() -> None:
-    """What the checks remember of unbroken runs is found out before anything is broken, and never after."""
+def sound_memory() -> Iterator[None]:
+    """What the checks need of unbroken runs is found out before anything is broken; what they remember is forgotten."""
     for containers in test_crash_points.THEN:
         test_crash_points.hits(containers)
         test_crash_points.container_hits(containers)
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    test_crash_points.cuts.cache_clear()
+    test_crash_points.checked.cache_clear()
 
 
 def assert_fails(check: Callable[..., Any], *arguments: Any) -> None:

@@ -15,8 +15,13 @@ from crashes import (
     LOSSES,
     THEN,
     CountedFiles,
+    Cut,
+    Moment,
     after,
     chosen,
+    content,
+    cuts_of,
+    frozen,
     hits_of,
     outcomes_of,
     run_until_crash,
@@ -56,6 +61,20 @@ def hits(containers: int) -> dict[str, int]:
     return hits_of(World(LossyFiles()), steps_of(containers))
 
 
+@cache
+def cuts(containers: int) -> dict[Moment, Cut]:
+    """What crashes at the chosen hits of every point leave."""
+    reached = hits(containers).items()
+    moments = [(point, hit) for point, count in reached for hit in chosen(range(1, count + 1))]
+    return cuts_of(World(LossyFiles()), steps_of(containers), moments)
+
+
+@cache
+def checked(containers: int) -> set[Any]:
+    """Which files were found right. Crashes that leave the same files behind are told apart by nobody."""
+    return set()
+
+
 def recovered_steps(world: World, containers: int, acknowledged: int, note: str) -> int:
     """How many steps the recovered pond shows: those acknowledged, or the one in flight as well, whole."""
     seen = driving.picture_of_pond(world.pond)
@@ -80,7 +99,7 @@ def recovered_steps(world: World, containers: int, acknowledged: int, note: str)
 class Crash:
     """One crash in one run of the history: the files as the dead process left them, and what it had acknowledged."""
 
-    def __init__(self, files: LossyFiles, containers: int, acknowledged: int, where: str) -> None:
+    def __init__(self, files: LossyFiles, acknowledged: int, containers: int, where: str) -> None:
         self.files = files
         self.containers = containers
         self.acknowledged = acknowledged
@@ -91,15 +110,32 @@ class Crash:
         in_flight = self.steps[self.acknowledged :][:1]
         return f"{self.where}: {self.acknowledged} steps, in {in_flight}, lost {lose} ({seed}), reopened with {again}"
 
-    def check_recovered(self, lose: str, seed: int, again: int) -> tuple[World, int]:
+    def check_recovered(self, lose: str, seed: int, again: int) -> None:
+        case = ("recovered", *self.found_by(lose, seed, again))
+        if case not in checked(self.containers):
+            self.recover(lose, seed, again)
+            checked(self.containers).add(case)
+
+    def check_to_the_end(self, lose: str, seed: int, again: int, other_rows: bool = True) -> None:
+        """Compares what was recovered, runs the history to its end, and compares again."""
+        case = ("to the end", other_rows, *self.found_by(lose, seed, again))
+        if case not in checked(self.containers):
+            self.run_to_the_end(lose, seed, again, other_rows)
+            checked(self.containers).add(case)
+
+    def found_by(self, lose: str, seed: int, again: int) -> tuple[Any, ...]:
+        """All that what comes after the crash depends on."""
+        files = after(self.files, lose, seed)
+        return content(files), frozenset(files._directories), self.acknowledged, again
+
+    def recover(self, lose: str, seed: int, again: int) -> tuple[World, int]:
         world = World(after(self.files, lose, seed))
         world.start(again)
         note = self.note(lose, seed, again)
         return world, recovered_steps(world, self.containers, self.acknowledged, note)
 
-    def check_to_the_end(self, lose: str, seed: int, again: int, other_rows: bool = True) -> None:
-        """Compares what was recovered, runs the history to its end, and compares again."""
-        world, done = self.check_recovered(lose, seed, again)
+    def run_to_the_end(self, lose: str, seed: int, again: int, other_rows: bool) -> None:
+        world, done = self.recover(lose, seed, again)
         note = self.note(lose, seed, again)
 
         visible = World(after(self.files, lose, seed))
@@ -130,11 +166,8 @@ class Crash:
 
 
 def crash_at(point: str, hit: int, containers: int) -> Crash:
-    files = LossyFiles()
-    with armed(point, hit, action=files.halt) as plan:
-        acknowledged = run_until_crash(World(files), steps_of(containers))
-    assert plan.fired, f"{point} was not reached {hit} times"
-    return Crash(files, containers, acknowledged, f"{point}:{hit}")
+    assert (point, hit) in cuts(containers), f"{point} was not reached {hit} times"
+    return Crash(*cuts(containers)[point, hit], containers, f"{point}:{hit}")
 
 
 @pytest.mark.parametrize("containers", CONTAINERS)
@@ -223,9 +256,10 @@ def test_a_log_that_nobody_needs_any_more_is_not_read_even_if_it_is_still_there(
     """It may hold an epoch that was never decided; later the epoch was, with other rows and in another log."""
     steps = steps_of(1)
     second = [place for place, step in enumerate(steps) if isinstance(step, Update)][1]
-    crash = crash_at("journal.append.before", hits_before(second) + 1, 1)
-    assert crash.acknowledged == second
-    world, model = World(after(crash.files, "all", 0)), models(1)[second].copy()
+    files = LossyFiles()
+    with armed("journal.append.before", hits_before(second) + 1, action=files.halt):
+        assert run_until_crash(World(files), steps) == second
+    world, model = World(after(files, "all", 0)), models(1)[second].copy()
     world.start(1)
     # A single row: the slices of the others have never seen the epoch.
     other = replace(steps[second], rows=steps[second].rows[:1])  # type: ignore[type-var, attr-defined]
@@ -260,7 +294,7 @@ def test_a_decision_whose_journal_entry_failed_is_not_mixed_with_the_next(contai
         with armed("log.dirsync.after", hit, action=files.halt) as plan, pytest.raises(SimulatedCrash):
             step.with_other_rows().on_pond(world)
         assert plan.fired
-        crash = Crash(files, containers, place, f"a failed entry, then log.dirsync.after:{hit}")
+        crash = Crash(files, place, containers, f"a failed entry, then log.dirsync.after:{hit}")
         for lose, seed in outcomes_of(crash.files):
             crash.check_recovered(lose, seed, containers)
 
@@ -280,14 +314,19 @@ def hits_before(steps_done: int) -> int:
 @pytest.mark.parametrize("containers", CONTAINERS)
 def test_a_crash_before_any_change_of_the_disk(containers: int) -> None:
     """Every fourth change, by turns under each loss."""
-    files = CountedFiles()
-    run_until_crash(World(files), steps_of(containers))
-    assert files.changes > 400
-    for number, last in enumerate(range(1 + containers, files.changes + 1, 4)):
-        files = CountedFiles(last)
-        acknowledged = run_until_crash(World(files), steps_of(containers))
-        assert files.changes == last
-        crash = Crash(files, containers, acknowledged, f"change {last}")
+    crashes: list[Crash] = []
+    done = 0
+
+    def cut(change: int) -> None:
+        if change % 4 == (1 + containers) % 4:
+            crashes.append(Crash(frozen(files), done, containers, f"change {change}"))
+
+    files = CountedFiles(before=cut)
+    world = World(files)
+    for done, step in enumerate(steps_of(containers)):  # noqa: B007 - `cut` reads it
+        step.on_pond(world)
+    assert len(crashes) > 100
+    for number, crash in enumerate(crashes):
         crash.check_recovered(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
 
 
@@ -305,12 +344,11 @@ def test_a_crash_while_recovering_from_a_crash(point: str) -> None:
             World(after(first.files, lose, seed)).start(again)
         reached = [(point, hit) for point, plan in plans.items() for hit in range(1, plan.hits + 1)[-1:]]
         assert len(reached) > 10
+        found = cuts_of(World(after(first.files, lose, seed)), [Start(again)], reached)
+        assert found.keys() == set(reached)
         for number, (second, hit) in enumerate(reached):
-            files = after(first.files, lose, seed)
-            with armed(second, hit, action=files.halt) as plan, pytest.raises(SimulatedCrash):
-                World(files).start(again)
-            assert plan.fired
-            crash = Crash(files, containers, first.acknowledged, f"{point}:{middle}, then {second}:{hit}")
+            files = found[second, hit].files
+            crash = Crash(files, first.acknowledged, containers, f"{point}:{middle}, then {second}:{hit}")
             check = crash.check_to_the_end if number % 8 == 0 else crash.check_recovered
             check(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
 
@@ -319,20 +357,23 @@ def test_a_crash_while_recovering_from_a_crash(point: str) -> None:
 
 
 @cache
-def container_hits(containers: int) -> dict[str, list[int]]:
-    """At which of its hits each point is reached by a container."""
-    found: dict[str, list[int]] = {point: [] for point in POINTS}
+def container_hits(containers: int) -> dict[str, list[tuple[int, int]]]:
+    """In which step, and at which of its hits there, each point is reached by a container."""
+    found: dict[str, list[tuple[int, int]]] = {point: [] for point in POINTS}
+    place = 0
+    before: dict[str, int] = {}
 
     def note(point: str, hit: int) -> None:
         if driving.MortalContainer.running:
-            found[point].append(hit)
+            found[point].append((place, hit - before[point]))
 
-    with driving.mortal_containers(), ExitStack() as stack:
+    with driving.mortal_containers(), counted() as plans, ExitStack() as stack:
         for point, count in hits(containers).items():
             for hit in range(1, count + 1):
                 stack.enter_context(armed(point, hit, action=lambda point, hit=hit: note(point, hit)))
         world = World(LossyFiles())
-        for step in steps_of(containers):
+        for place, step in enumerate(steps_of(containers)):  # noqa: B007 - `note` reads it
+            before = {point: plan.hits for point, plan in plans.items()}
             step.on_pond(world)
     return found
 
@@ -350,27 +391,45 @@ def test_containers_come_to_every_point_that_is_not_the_coordinators() -> None:
 def test_a_container_that_dies_at_any_point_comes_back_with_all_it_acknowledged(
     point: str, containers: int
 ) -> None:
-    steps = steps_of(containers)
-    for number, hit in enumerate(chosen(container_hits(containers)[point])[::2]):
+    """At its first and at its last hit, in one run where these are in different steps."""
+    first, *others = chosen(container_hits(containers)[point])[::2]
+    runs: list[dict[int, int]] = [dict([first])]
+    for place, hit in others:
+        if place in runs[-1]:
+            runs.append({})
+        runs[-1][place] = hit
+    for number, deaths in enumerate(runs, start=POINTS.index(point)):
         world = World(LossyFiles())
-        with driving.mortal_containers(), armed(point, hit, action=driving.die) as plan:
-            for done, step in enumerate(steps, start=1):
-                fired_before = plan.fired
-                try:
+        with driving.mortal_containers():
+            for place, step in enumerate(steps_of(containers)):
+                if place in deaths:
+                    die_in(step, world, point, deaths[place])
+                    note = f"{point}:{deaths[place]} in {step}"
+                    driving.check_same(picture(containers, place + 1), world.pond, note)
+                else:
                     step.on_pond(world)
-                except Unavailable:
-                    # Whoever opens or checkpoints hears of it; an epoch and a report get through by themselves.
-                    assert isinstance(step, (Start, Checkpoint)), f"{point}:{hit} in {step}"
-                    if isinstance(step, Checkpoint):
-                        world.watch()
-                    step.on_pond(world)
-                if isinstance(step, Upkeep):
-                    world.watch()
-                if plan.fired and not fired_before:
-                    assert isinstance(step, (Start, Checkpoint, Update, Upkeep, Report, Finish))
-                    driving.check_same(picture(containers, done), world.pond, f"{point}:{hit} in {step}")
-        assert plan.fired
-        driving.check_same(picture(containers, len(steps)), world.pond, f"{point}:{hit}, at the end")
-        last = World(after(world.files, *LOSSES[number % len(LOSSES)]))  # type: ignore[arg-type]
-        last.start(AGAIN[number % len(AGAIN)])
-        driving.check_same(picture(containers, len(steps)), last.pond, f"{point}:{hit}, reopened")
+        check_the_end(world, containers, number, f"{point}, died in steps {sorted(deaths)}")
+
+
+def die_in(step: Step, world: World, point: str, hit: int) -> None:
+    assert isinstance(step, (Start, Checkpoint, Update, Upkeep, Report, Finish))
+    with armed(point, hit, action=driving.die) as plan:
+        try:
+            step.on_pond(world)
+        except Unavailable:
+            # Whoever opens or checkpoints hears of it; an epoch and a report get through by themselves.
+            assert isinstance(step, (Start, Checkpoint)), f"{point}:{hit} in {step}"
+            if isinstance(step, Checkpoint):
+                world.watch()
+            step.on_pond(world)
+    if isinstance(step, Upkeep):
+        world.watch()
+    assert plan.fired, f"{point} was not reached {hit} times in {step}"
+
+
+def check_the_end(world: World, containers: int, number: int, note: str) -> None:
+    expected = picture(containers, len(steps_of(containers)))
+    driving.check_same(expected, world.pond, f"{note}, at the end")
+    last = World(after(world.files, *LOSSES[number % len(LOSSES)]))  # type: ignore[arg-type]
+    last.start(AGAIN[number % len(AGAIN)])
+    driving.check_same(expected, last.pond, f"{note}, reopened")

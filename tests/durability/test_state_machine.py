@@ -381,7 +381,14 @@ class Three(Side):
 
 @pytest.mark.slow
 @pytest.mark.timeout(0 if SOAK else 120)
-@pytest.mark.parametrize("machine", [Side, Three], ids=["one container", "three containers"])
+@pytest.mark.parametrize(
+    "machine",
+    [
+        # It differs until the first crash only.
+        pytest.param(Side, id="one container", marks=() if SOAK else pytest.mark.long),
+        pytest.param(Three, id="three containers"),
+    ],
+)
 def test_the_pond_answers_as_the_oracle_does(machine: type[RuleBasedStateMachine]) -> None:
     seen.clear()
     run_state_machine_as_test(

@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -273,14 +273,57 @@ def handles_to(root: Path) -> list[str]:
 # (a) A container is killed
 
 
+class Reader:
+    """Reads a State that changes no more, again and again, in a thread of its own."""
+
+    def __init__(self, pond: mp.Pond) -> None:
+        keys = list(range(KEYS))
+        state = pond.state("fixed", key="long", value="long")
+        feed = state.update(key="k", at="t", value="v", name="feed")
+        feed(pa.table({"k": keys, "t": keys, "v": keys}), 0)
+        state.finish("feed")
+        self._fetch = state.fetch(key="k", at="t", into="v")
+        self._keys = keys
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self.answers = 0
+        self.failures: list[BaseException] = []
+
+    def _read(self) -> None:
+        asked = pa.table({"k": self._keys, "t": self._keys})
+        try:
+            while not self._ended.wait(0.01):
+                assert self._fetch.now(asked)["v"].to_pylist() == self._keys
+                self.answers += 1
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
+            self.failures.append(error)
+
+    def wait_for_answers(self, more: int) -> None:
+        goal, deadline = self.answers + more, time.monotonic() + 30
+        while self.answers < goal and not self.failures:
+            assert time.monotonic() < deadline, "the reader is stuck"
+            time.sleep(0.02)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(60)
+        assert not self.failures, self.failures
+
+
 @pytest.mark.parametrize("containers", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_operators_go_on_by_themselves_when_a_container_is_killed(root: Path, containers: int) -> None:
-    epochs, generator = 14, random.Random(containers)
+def test_operators_and_readers_go_on_by_themselves_when_containers_are_killed(
+    root: Path, containers: int
+) -> None:
+    epochs, generator = 10, random.Random(containers)
     oracle = oracle_of(1, 0)
-    with mp.open(root, containers=containers, threads=1, slices=8) as pond:
+    with mp.open(root, containers=containers, threads=1, slices=8) as pond, Reader(pond) as reader:
         state, op = stream_of(pond)
         for epoch in range(epochs):
-            if epoch in (4, 9):
+            if epoch == 4:
                 # In the middle of a commit, not between two.
                 victim = generator.choice(pond.containers()).pid
                 threading.Timer(generator.uniform(0, 0.02), kill, (victim,)).start()
@@ -288,62 +331,60 @@ def test_operators_go_on_by_themselves_when_a_container_is_killed(root: Path, co
             expected = oracle.update("feed", epoch, rows_of(1, epoch), delay=DELAY)
             assert (committed.rows, committed.late) == (expected.rows_applied, expected.late)
             assert not committed.replayed
+        reader.wait_for_answers(2)
         kill(generator.choice(pond.containers()).pid)
         assert held_by(pond) == held_by_oracle(oracle)
+        reader.wait_for_answers(2)
         assert state.snapshot().num_rows == len(oracle.snapshot())
         assert pond.metrics()["coordinator"]["container_restarts"] >= 2
 
 
-def test_readers_go_on_while_containers_are_killed(root: Path) -> None:
-    with mp.open(root, containers=2, threads=1, slices=8) as pond:
-        _, op = stream_of(pond)
-        for epoch in range(10):
-            op(table_of(2, epoch), epoch)
-        expected = held_by_oracle(oracle_of(2, 10))
-        answers, failures = [], []
-
-        def read() -> None:
-            while len(answers) + len(failures) < 1000 and not ended.is_set():
-                try:
-                    answers.append(held_by(pond)["history"] == expected["history"])
-                except BaseException as error:  # noqa: BLE001 - whatever it is, the test shows it
-                    failures.append(error)
-
-        ended = threading.Event()
-        reader = threading.Thread(target=read)
-        reader.start()
-        for _ in range(2):
-            time.sleep(0.3)
-            kill(random.Random(5).choice(pond.containers()).pid)
-            before = len(answers)
-            deadline = time.monotonic() + 30
-            while len(answers) < before + 2 and not failures and time.monotonic() < deadline:
-                time.sleep(0.02)
-        ended.set()
-        reader.join(60)
-        assert not failures
-        assert len(answers) > 4
-        assert all(answers)
+# (b), (c) The opener is killed, while it opens, at a crash point, alone or with all its containers
 
 
-# (b), (c) The opener is killed, alone or with all its containers
+@pytest.mark.parametrize(
+    ("point", "victims"),
+    [
+        pytest.param("journal.rename.before:9", "opener", marks=pytest.mark.long),
+        ("journal.dirsync.after:9", "all"),
+        pytest.param("publish.before:4", "opener", marks=pytest.mark.long),
+    ],
+)
+def test_every_acknowledged_epoch_survives_the_deaths_of_openers(
+    root: Path, point: str, victims: str
+) -> None:
+    for pause in (0.5, 1.0):
+        with working(root, 2, 3, 0, 0) as worker:
+            time.sleep(pause)
+            worker.kill()
+            worker.close()
+        await_none_at(root)
 
+    point_name = point.split(":", maxsplit=1)[0]
+    with working(root, 1, 3, 0, 20, MILLPOND_CRASH=point) as worker:
+        worker.process.wait(60)
+        assert worker.close() == -signal.SIGKILL
+        assert f"killed at crash point {point_name}" in worker.errors()
+    assert await_none_at(root) < END_S_MAX, "containers end with their parent"
+    known = len(worker.acknowledged)
+    assert worker.acknowledged == list(range(known))
+    assert 0 < known < 20
 
-@pytest.mark.parametrize("victims", [pytest.param("opener", marks=pytest.mark.long), "all"])
-def test_every_acknowledged_epoch_survives(root: Path, victims: str) -> None:
-    with working(root, 2, 3, 0) as worker:
-        worker.wait_until_open()
+    with working(root, 2, 3, known) as worker:
+        decided = point_name in ("journal.dirsync.after", "publish.before")
+        assert worker.wait_until_open() == held_by_oracle(oracle_of(3, known + decided))
         worker.wait_for_epochs(10)
+        assert worker.replayed == ([known] if decided else [])
         pids = [worker.process.pid, *worker.pids] if victims == "all" else [worker.process.pid]
         random.Random(11).shuffle(pids)
         for pid in pids:
             kill(pid)
         assert worker.close() == -signal.SIGKILL
-        assert await_none_at(root) < END_S_MAX, "containers end with their parent"
-        known = worker.acknowledged[-1] + 1
-    assert worker.acknowledged == list(range(known))
+    assert await_none_at(root) < END_S_MAX, "containers end with their parent"
+    assert worker.acknowledged == list(range(known + decided, worker.acknowledged[-1] + 1))
+    known = worker.acknowledged[-1] + 1
 
-    with mp.open(root, containers=3, threads=1) as pond:
+    with mp.open(root, containers=1, threads=1) as pond:
         found = held_by(pond)
         # One epoch more may have been decided that nobody heard of.
         assert found in [held_by_oracle(oracle_of(3, known)), held_by_oracle(oracle_of(3, known + 1))]
@@ -354,19 +395,6 @@ def test_every_acknowledged_epoch_survives(root: Path, victims: str) -> None:
         for epoch in range(known, known + 5):
             op(table_of(3, epoch), epoch)
         assert held_by(pond) == held_by_oracle(oracle_of(3, known + 5))
-
-
-def test_an_opener_that_is_killed_while_it_opens_leaves_nothing_behind(root: Path) -> None:
-    for pause in (0.5, 1.0):
-        with working(root, 2, 4, 0, 0) as worker:
-            time.sleep(pause)
-            worker.kill()
-            worker.close()
-        await_none_at(root)
-    with working(root, 1, 4, 0, 3) as worker:
-        worker.wait_for(lambda: worker.done, "its epochs")
-        assert worker.close() == 0
-    assert worker.acknowledged == [0, 1, 2]
 
 
 # (d) Any of these, again and again
@@ -421,18 +449,19 @@ def test_killed_at_random_for_a_while_nothing_is_lost_or_doubled(root: Path) -> 
     assert known > 20
 
 
-# (e) Named crash points in real processes
+# (e) Named crash points in real containers
 
 
+@pytest.mark.long  # transactions die there in `make test`, too, and containers are killed in a commit
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param("log.dirsync.after:4", marks=pytest.mark.long),
+        "log.dirsync.after:4",
         "apply.before:4",
-        pytest.param("apply.after:4", marks=pytest.mark.long),
+        "apply.after:4",
     ],
 )
-def test_a_container_that_dies_at_a_crash_point(
+def test_containers_that_die_at_a_crash_point(
     root: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLPOND_CRASH", point)
@@ -440,7 +469,8 @@ def test_a_container_that_dies_at_a_crash_point(
         _, op = stream_of(pond)
         for epoch in range(8):
             assert not op(table_of(6, epoch), epoch).replayed
-        assert pond.metrics()["coordinator"]["container_restarts"] == 2, "each container dies there, once"
+        restarts = pond.metrics()["coordinator"]["container_restarts"]
+        assert restarts == 2, "each container dies there, once"
         assert held_by(pond) == held_by_oracle(oracle_of(6, 8))
 
 
@@ -469,176 +499,136 @@ def test_a_container_that_dies_in_a_checkpoint(
         assert held_by(pond) == held_by_oracle(oracle_of(7, 8))
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        pytest.param("journal.rename.before:9", marks=pytest.mark.long),
-        "journal.dirsync.after:9",
-        pytest.param("publish.before:4", marks=pytest.mark.long),
-    ],
-)
-def test_an_opener_that_dies_at_a_crash_point(root: Path, point: str) -> None:
-    with working(root, 1, 8, 0, 20, MILLPOND_CRASH=point) as worker:
-        worker.process.wait(60)
-        assert worker.close() == -signal.SIGKILL
-        assert f"killed at crash point {point.split(':', maxsplit=1)[0]}" in worker.errors()
-    known = len(worker.acknowledged)
-    assert 0 < known < 20
-    with working(root, 2, 8, known, known + 2) as after:
-        found = after.wait_until_open()
-        decided = point.split(":", maxsplit=1)[0] in ("journal.dirsync.after", "publish.before")
-        assert found == held_by_oracle(oracle_of(8, known + decided))
-        after.wait_for(lambda: after.done, "its epochs")
-        assert after.close() == 0
-    assert after.replayed == ([known] if decided else [])
-
-
 # (f) Another process joins
 
-JOINS = """
+HOSTS = """
 import json, sys
 import pyarrow as pa
 import millpond as mp
-address, token_file = sys.argv[1:]
-with mp.connect(address, open(token_file).read()) as pond:
-    state = pond.state("shared", key="long", value="long")
-    op = state.update(key="k", at="t", value="v", name="guest")
-    op(pa.table({"k": [1], "t": [10], "v": [100]}), 0)
-    state.finish("guest")
-    print("joined", flush=True)
+
+def say(line):
+    print(json.dumps(line), flush=True)
     sys.stdin.readline()
-    fetch = state.fetch(key="k", at="t", into="a")
-    asked = pa.table({"k": [1, 2], "t": [15, 15]})
-    print(json.dumps([sorted(pond.states()), fetch.now(asked)["a"].to_pylist()]), flush=True)
-    sys.stdin.readline()
-    calls = [state.progress, state.snapshot, pond.containers, lambda: fetch.now(asked), lambda: op(asked, 1)]
-    errors = []
-    for call in calls:
-        try:
-            call()
-            errors.append("no error")
-        except mp.MillpondError as error:
-            errors.append([type(error).__name__, isinstance(error, ConnectionError), bool(error.hint)])
-    print(json.dumps(errors), flush=True)
+
+pond = mp.open(sys.argv[1], containers=1, threads=1, slices=8)
+state = pond.state("shared", key="long", value="long")
+op = state.update(key="k", at="t", value="v", name="host")
+say(pond.address)
+op(pa.table({"k": [1, 2], "t": [5, 12], "v": [1, 2]}), 0)
+state.finish("host")
+say([state.progress().updaters, state.snapshot().to_pylist()])
 """
 
 
-def test_another_process_joins_and_outlives_the_pond(root: Path) -> None:
-    with mp.open(root, containers=2, threads=1) as pond, ExitStack() as stack:
-        state = pond.state("shared", key="long", value="long")
-        op = state.update(key="k", at="t", value="v", name="host")
-        guest = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-c", JOINS, pond.address, str(root / "token")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-        assert guest.stdout is not None
-        assert guest.stdin is not None
-        assert guest.stdout.readline() == "joined\n"
-        op(pa.table({"k": [1, 2], "t": [5, 12], "v": [1, 2]}), 0)
-        state.finish("host")
-        guest.stdin.write("go\n")
-        guest.stdin.flush()
-        assert json.loads(guest.stdout.readline()) == [["shared"], [100, 2]]
-        assert state.progress().updaters == {"guest": np.inf, "host": np.inf}
-        assert sorted(map(str, state.snapshot().to_pylist())) == sorted(
-            map(str, [{"key": 1, "time": 10, "value": 100}, {"key": 2, "time": 12, "value": 2}])
-        )
-        pond.close()
-        started = time.monotonic()
-        guest.stdin.write("go\n")
-        guest.stdin.flush()
-        errors = json.loads(guest.stdout.readline())
-        assert errors == [["Unavailable", True, True]] * 5
-        assert time.monotonic() - started < 20
-        assert guest.wait(30) == 0
+def test_another_process_joins_and_outlives_a_pond_whose_process_ends_without_closing(root: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOSTS, str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as host:
+        assert host.stdout is not None
+        assert host.stdin is not None
+        assert host.stderr is not None
+        address = json.loads(host.stdout.readline())
+        with mp.connect(address, (root / "token").read_text()) as pond:
+            state = pond.state("shared", key="long", value="long")
+            op = state.update(key="k", at="t", value="v", name="guest")
+            op(pa.table({"k": [1], "t": [10], "v": [100]}), 0)
+            state.finish("guest")
+            host.stdin.write("go\n")
+            host.stdin.flush()
+            updaters, rows = json.loads(host.stdout.readline())
+            assert updaters == {"guest": np.inf, "host": np.inf}
+            assert sorted(rows, key=str) == [
+                {"key": 1, "time": 10, "value": 100},
+                {"key": 2, "time": 12, "value": 2},
+            ]
+            fetch = state.fetch(key="k", at="t", into="a")
+            asked = pa.table({"k": [1, 2], "t": [15, 15]})
+            assert sorted(pond.states()) == ["shared"]
+            assert fetch.now(asked)["a"].to_pylist() == [100, 2]
+
+            began = time.monotonic()
+            assert (host.communicate("go\n", timeout=60), host.returncode) == (("", ""), 0)
+            assert time.monotonic() - began < CLOSE_S_MAX
+            assert processes_at(root) == []
+            assert list((root / "snapshots").rglob("s*.arrow")), "what was in the log is snapshotted"
+
+            began = time.monotonic()
+            for call in (
+                state.progress,
+                state.snapshot,
+                pond.containers,
+                lambda: fetch.now(asked),
+                lambda: op(asked, 1),
+            ):
+                with pytest.raises(Unavailable) as caught:
+                    call()
+                assert isinstance(caught.value, ConnectionError)
+                assert caught.value.hint
+            assert time.monotonic() - began < 20
 
 
 # (g) Closing
 
 
-def test_close_leaves_nothing_behind(root: Path) -> None:
-    with mp.open(root, containers=1):
-        pass  # whatever a process starts once and keeps (Arrow's pools, numba) is there from here on
-    threads, files = set(threading.enumerate()), set(handles_to(root))
-    for _ in range(2):
-        pond = mp.open(root, containers=2, threads=1)
-        addresses = [pond.address, *(container.address for container in pond.containers())]
-        pids = [container.pid for container in pond.containers()]
-        _, op = stream_of(pond)
-        op(table_of(9, 0), 0)
-        held_by(pond)
-        assert handles_to(root), "the lock is held"
-        pond.close()
-        assert set(threading.enumerate()) <= threads
-        assert set(handles_to(root)) == files == set()
-        assert processes_at(root) == []
-        for pid in pids:
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-        for address in addresses:
-            with pytest.raises(Unavailable):
-                mp.connect(address, (root / "token").read_text())
-        pond.close()
-
-
-def test_opening_twice_in_one_process(root: Path) -> None:
-    with mp.open(root) as pond:
-        with pytest.raises(PondInUse) as caught:
-            mp.open(root)
-        assert caught.value.root == str(root)
-        assert caught.value.hint
-        _, op = stream_of(pond)
-        op(table_of(9, 0), 0)
-        assert held_by(pond) == held_by_oracle(oracle_of(9, 1))
-    with mp.open(root) as pond:
-        assert held_by(pond) == held_by_oracle(oracle_of(9, 1))
-
-
-LEAVES = """
-import sys
-import pyarrow as pa
-import millpond as mp
-pond = mp.open(sys.argv[1], containers=2, threads=1, slices=8)
-feed = pond.state("s", key="long", value="long").update(key="k", at="t", value="v", name="feed")
-feed(pa.table({"k": [1], "t": [1], "v": [1]}), 0)
-"""
-
-
-def test_a_process_that_ends_without_closing_is_done_at_once(root: Path) -> None:
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", LEAVES, str(root)], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert time.monotonic() - began < CLOSE_S_MAX
+def check_nothing_is_left(root: Path, threads: set[threading.Thread]) -> None:
+    assert set(threading.enumerate()) <= threads
+    assert handles_to(root) == []
     assert processes_at(root) == []
-    assert list((root / "snapshots").rglob("s*.arrow")), "what was in the log is snapshotted"
 
 
-def test_an_opening_that_fails_leaves_nothing_behind(root: Path) -> None:
-    with mp.open(root, containers=1, threads=1, slices=8) as pond:
+def close_and_check(pond: mp.Pond, root: Path, threads: set[threading.Thread]) -> None:
+    addresses = [pond.address, *(container.address for container in pond.containers())]
+    pids = [container.pid for container in pond.containers()]
+    assert handles_to(root), "the lock is held"
+    pond.close()
+    check_nothing_is_left(root, threads)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    for address in addresses:
+        with pytest.raises(Unavailable):
+            mp.connect(address, (root / "token").read_text())
+    pond.close()
+
+
+def test_what_is_closed_or_fails_to_open_leaves_nothing_behind(root: Path) -> None:
+    with mp.open(root, threads=1, slices=8) as pond:
+        with pytest.raises(PondInUse) as in_use:
+            mp.open(root)
+        assert in_use.value.root == str(root)
+        assert in_use.value.hint
         _, op = stream_of(pond)
-        for epoch in range(3):
-            op(table_of(9, epoch), epoch)
+        op(table_of(9, 0), 0)
+        assert held_by(pond) == held_by_oracle(oracle_of(9, 1))
+    # Whatever a process starts once and keeps (Arrow's pools, numba) is there from here on.
+    threads = set(threading.enumerate())
+    check_nothing_is_left(root, threads)
+
+    pond = mp.open(root, containers=2, threads=1)
+    assert held_by(pond) == held_by_oracle(oracle_of(9, 1))
+    _, op = stream_of(pond)
+    for epoch in (1, 2):
+        op(table_of(9, epoch), epoch)
+    close_and_check(pond, root, threads)
+
     snapshot = max((root / "snapshots").rglob("s*.arrow"))
     content = snapshot.read_bytes()
     flipped = bytearray(content)
     flipped[len(flipped) // 2] ^= 1
     snapshot.write_bytes(flipped)
-    threads = set(threading.enumerate())
-
-    with pytest.raises(CorruptFile) as caught:
+    with pytest.raises(CorruptFile) as corrupt:
         mp.open(root, containers=2, threads=1)
+    assert snapshot.name in str(corrupt.value), "the file is named"
+    check_nothing_is_left(root, threads)
 
-    assert snapshot.name in str(caught.value), "the file is named"
-    assert processes_at(root) == []
-    assert handles_to(root) == []
-    assert set(threading.enumerate()) <= threads
     snapshot.write_bytes(content)
-    with mp.open(root, containers=2, threads=1) as pond:
-        assert held_by(pond) == held_by_oracle(oracle_of(9, 3))
+    pond = mp.open(root, containers=1, threads=1)
+    assert held_by(pond) == held_by_oracle(oracle_of(9, 3))
+    close_and_check(pond, root, threads)
 
 
 # (h) A pond on its own

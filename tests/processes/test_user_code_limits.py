@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pytest
 import millpond as mp
 from millpond.errors import CodeFailed, CodeTookTooLong, OutOfMemory
 
-SECONDS = 4.0
+SECONDS = 3.0
 MEMORY = 1 << 30
 
 
@@ -95,99 +95,6 @@ def hoarding_rule(old, new):
     return old + str(hoard(len(new)))
 
 
-class Bystander:
-    """A State of the same container that has nothing to do with it."""
-
-    def __init__(self, pond: mp.Pond) -> None:
-        self.state = pond.state("bystander", key="long", value="long")
-        self.update = self.state.update(key="k", at="t", value="v", name="feed")
-
-    def goes_on(self, epoch: int) -> None:
-        self.update(pa.table({"k": [1], "t": [epoch], "v": [epoch]}), epoch)
-        fetch = self.state.fetch(key="k", at="t", into="v")
-        answers = fetch.now(pa.table({"k": [1], "t": [epoch - 1]}))["v"].to_pylist()
-        assert answers == [epoch - 1 if epoch else None]
-
-
-def open_pond(root: Path, error: type[Exception] = CodeTookTooLong) -> mp.Pond:
-    # To fill the memory takes a while, too.
-    return mp.open(root, code_seconds=SECONDS if error is CodeTookTooLong else 60, memory=MEMORY)
-
-
-def balances(pond: mp.Pond) -> dict[int, int]:
-    return {row["key"]: row["balance"] for row in pond.table("accounts").snapshot().to_pylist()}
-
-
-@pytest.mark.parametrize(
-    ("function", "error"),
-    [
-        (turning, CodeTookTooLong),
-        pytest.param(turning_aloud, CodeTookTooLong, marks=pytest.mark.long),
-        (hoarding, OutOfMemory),
-        (reaching_out, CodeFailed),
-    ],
-    ids=lambda value: getattr(value, "__name__", getattr(value, "name", None)),
-)
-def test_transactions_that_misbehave_cost_their_epoch_only(
-    tmp_path: Path, function: Any, error: type[Exception]
-) -> None:
-    events = pa.table({"ts": [2, 2], "key": [1, 2], "n": [5, 6]})
-    root = tmp_path / "pond"
-    with open_pond(root, error) as pond:
-        bystander = Bystander(pond)
-        bystander.goes_on(0)
-        accounts = pond.table("accounts", key="long", value="balance long", default={"balance": 0})
-        pond.transactions("sound", [accounts], {"adding": adding})(events, 0)
-        started = time.monotonic()
-        with pytest.raises(error) as raised:
-            pond.transactions("ledger", [accounts], {"bad": function})(events, 0)
-        assert time.monotonic() - started < 30
-        if error is CodeTookTooLong:
-            assert "ledger" in raised.value.what
-        if error is CodeFailed:
-            assert "SIG" in str(raised.value)
-        bystander.goes_on(1)
-        assert balances(pond) == {1: 5, 2: 6}
-        # The epoch, mended.
-        pond.transactions("ledger", [accounts], {"bad": adding})(events, 0)
-        assert balances(pond) == {1: 10, 2: 12}
-    with open_pond(root) as pond:
-        Bystander(pond).goes_on(2)
-        assert balances(pond) == {1: 10, 2: 12}
-
-
-@pytest.mark.parametrize(
-    ("rule", "value", "error"),
-    [
-        pytest.param(turning_rule, 5, CodeTookTooLong, marks=pytest.mark.long),
-        (turning_aloud_rule, "five!", CodeTookTooLong),
-        pytest.param(hoarding_rule, "five!", OutOfMemory, marks=pytest.mark.long),
-    ],
-)
-def test_update_rules_that_misbehave_cost_their_epoch_only(
-    tmp_path: Path, rule: Any, value: Any, error: type[Exception]
-) -> None:
-    root = tmp_path / "pond"
-    with open_pond(root, error) as pond:
-        bystander = Bystander(pond)
-        bystander.goes_on(0)
-        kind = "long" if isinstance(value, int) else "string"
-        state = pond.state("bad", key="long", value=kind, update=rule)
-        update = state.update(key="k", at="t", value="v", name="feed")
-        # The first update of a key is kept as it is; the second calls the rule.
-        update(pa.table({"k": [1], "t": [1], "v": [value]}), 0)
-        with pytest.raises(error):
-            update(pa.table({"k": [1], "t": [2], "v": [value]}), 1)
-        bystander.goes_on(1)
-        update(pa.table({"k": [2], "t": [3], "v": [value]}), 1)
-        state.finish("feed")
-        assert sorted(state.snapshot()["key"].to_pylist()) == [1, 2]
-    with open_pond(root) as pond:
-        Bystander(pond).goes_on(2)
-        rows = pond.state("bad").snapshot().to_pylist()
-        assert sorted((row["key"], row["value"]) for row in rows) == [(1, value), (2, value)]
-
-
 def turning_answer(times, value) -> int:
     return turn(value[0])
 
@@ -196,29 +103,160 @@ def turning_aloud_answer(times, value) -> int:
     return turn_aloud(value[0])
 
 
-@pytest.mark.parametrize("rule", [turning_answer, pytest.param(turning_aloud_answer, marks=pytest.mark.long)])
-def test_a_question_that_never_ends_costs_itself_only(tmp_path: Path, rule: Any) -> None:
-    with open_pond(tmp_path / "pond") as pond:
-        bystander = Bystander(pond)
-        bystander.goes_on(0)
-        state = pond.state("asked", key="long", value="long")
-        state.update(key="k", at="t", value="v", name="feed")(pa.table({"k": [1], "t": [1], "v": [5]}), 0)
-        state.finish("feed")
-        questions = pa.table({"k": [1], "low": [0], "t": [1]})
-        with pytest.raises(CodeTookTooLong):
-            state.fetch(key="k", between=("low", "t"), into="v", rule=rule).now(questions)
-        bystander.goes_on(1)
-        latest = state.fetch(key="k", between=("low", "t"), into="v", rule=mp.latest())
-        assert latest.now(questions)["v"].to_pylist() == [5]
-
-
 def turning_on_anything(times, value) -> int:
     while True:
         pass
 
 
-def test_a_rule_does_not_run_where_it_is_declared(tmp_path: Path) -> None:
-    with open_pond(tmp_path / "pond") as pond:
-        state = pond.state("s", key="long", value="long")
-        state.fetch(key="k", between=("low", "t"), into="v", rule=turning_on_anything)
-        pond.state("folded", key="long", value="long", update=lambda old, new: turn(old + new + 5))
+EVENTS = pa.table({"ts": [2, 2], "key": [1, 2], "n": [5, 6]})
+
+
+class Bystander:
+    """A State of the same container that has nothing to do with it."""
+
+    def __init__(self, pond: mp.Pond, epoch: int = 0) -> None:
+        self.state = pond.state("bystander", key="long", value="long")
+        self.update = self.state.update(key="k", at="t", value="v", name="feed")
+        self.epoch = epoch
+
+    def goes_on(self) -> None:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        self.update(pa.table({"k": [1], "t": [epoch], "v": [epoch]}), epoch)
+        fetch = self.state.fetch(key="k", at="t", into="v")
+        answers = fetch.now(pa.table({"k": [1], "t": [epoch - 1]}))["v"].to_pylist()
+        assert answers == [epoch - 1 if epoch else None]
+
+
+def open_pond(root: Path, code_seconds: float = SECONDS) -> mp.Pond:
+    return mp.open(root, code_seconds=code_seconds, memory=MEMORY)
+
+
+def balances(pond: mp.Pond) -> dict[int, int]:
+    return {row["key"]: row["balance"] for row in pond.table("accounts").snapshot().to_pylist()}
+
+
+class Transactions(NamedTuple):
+    """Transactions that misbehave cost their epoch only."""
+
+    function: Any
+    error: type[Exception]
+
+    def check(self, pond: mp.Pond, bystander: Bystander) -> None:
+        accounts = pond.table("accounts", key="long", value="balance long", default={"balance": 0})
+        name = self.function.__name__
+        pond.transactions(f"before_{name}", [accounts], {"adding": adding})(EVENTS, 0)
+        before = balances(pond)
+        started = time.monotonic()
+        with pytest.raises(self.error) as raised:
+            pond.transactions(name, [accounts], {"bad": self.function})(EVENTS, 0)
+        assert time.monotonic() - started < 30
+        if self.error is CodeTookTooLong:
+            assert name in raised.value.what  # type: ignore[attr-defined]
+        if self.error is CodeFailed:
+            assert "SIG" in str(raised.value)
+        bystander.goes_on()
+        assert balances(pond) == before
+        # The epoch, mended.
+        pond.transactions(name, [accounts], {"bad": adding})(EVENTS, 0)
+        assert balances(pond) == {1: before[1] + 5, 2: before[2] + 6}
+
+
+class UpdateRule(NamedTuple):
+    """An update rule that misbehaves costs its epoch only."""
+
+    rule: Any
+    value: Any
+    error: type[Exception]
+
+    def check(self, pond: mp.Pond, bystander: Bystander) -> None:
+        kind = "long" if isinstance(self.value, int) else "string"
+        state = pond.state(self.rule.__name__, key="long", value=kind, update=self.rule)
+        update = state.update(key="k", at="t", value="v", name="feed")
+        # The first update of a key is kept as it is; the second calls the rule.
+        update(pa.table({"k": [1], "t": [1], "v": [self.value]}), 0)
+        with pytest.raises(self.error):
+            update(pa.table({"k": [1], "t": [2], "v": [self.value]}), 1)
+        bystander.goes_on()
+        update(pa.table({"k": [2], "t": [3], "v": [self.value]}), 1)
+        state.finish("feed")
+        self.check_held(pond)
+
+    def check_held(self, pond: mp.Pond) -> None:
+        rows = pond.state(self.rule.__name__).snapshot().to_pylist()
+        assert sorted((row["key"], row["value"]) for row in rows) == [(1, self.value), (2, self.value)]
+
+
+class Question(NamedTuple):
+    """A question that never ends costs itself only."""
+
+    rule: Any
+    error: type[Exception]
+
+    def check(self, pond: mp.Pond, bystander: Bystander) -> None:
+        state = pond.state(self.rule.__name__, key="long", value="long")
+        state.update(key="k", at="t", value="v", name="feed")(pa.table({"k": [1], "t": [1], "v": [5]}), 0)
+        state.finish("feed")
+        questions = pa.table({"k": [1], "low": [0], "t": [1]})
+        with pytest.raises(self.error):
+            state.fetch(key="k", between=("low", "t"), into="v", rule=self.rule).now(questions)
+        bystander.goes_on()
+        latest = state.fetch(key="k", between=("low", "t"), into="v", rule=mp.latest())
+        assert latest.now(questions)["v"].to_pylist() == [5]
+
+
+def check_a_rule_does_not_run_where_it_is_declared(pond: mp.Pond) -> None:
+    state = pond.state("s", key="long", value="long")
+    state.fetch(key="k", between=("low", "t"), into="v", rule=turning_on_anything)
+    pond.state("folded", key="long", value="long", update=lambda old, new: turn(old + new + 5))
+
+
+@pytest.mark.parametrize(
+    ("cases", "code_seconds"),
+    [
+        pytest.param(
+            [
+                Transactions(turning, CodeTookTooLong),
+                UpdateRule(turning_aloud_rule, "five!", CodeTookTooLong),
+                Question(turning_answer, CodeTookTooLong),
+            ],
+            SECONDS,
+            id="endless",
+        ),
+        pytest.param(
+            [
+                Transactions(turning_aloud, CodeTookTooLong),
+                UpdateRule(turning_rule, 5, CodeTookTooLong),
+                Question(turning_aloud_answer, CodeTookTooLong),
+            ],
+            SECONDS,
+            id="endless the other way",
+            marks=pytest.mark.long,
+        ),
+        # To fill the memory takes a while, too.
+        pytest.param(
+            [Transactions(hoarding, OutOfMemory), Transactions(reaching_out, CodeFailed)],
+            60,
+            id="greedy or crashing",
+        ),
+        pytest.param(
+            [UpdateRule(hoarding_rule, "five!", OutOfMemory)], 60, id="greedy rule", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_code_that_misbehaves_costs_its_epoch_only(
+    tmp_path: Path, cases: list[Transactions | UpdateRule | Question], code_seconds: float
+) -> None:
+    root = tmp_path / "pond"
+    with open_pond(root, code_seconds) as pond:
+        bystander = Bystander(pond)
+        bystander.goes_on()
+        check_a_rule_does_not_run_where_it_is_declared(pond)
+        for case in cases:
+            case.check(pond, bystander)
+        held = balances(pond) if "accounts" in pond.tables() else None
+    with open_pond(root) as pond:
+        Bystander(pond, bystander.epoch).goes_on()
+        for case in cases:
+            if isinstance(case, UpdateRule):
+                case.check_held(pond)
+        assert held is None or balances(pond) == held
