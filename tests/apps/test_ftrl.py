@@ -210,8 +210,7 @@ def test_how_far_a_trainer_runs_ahead_and_that_an_epoch_run_again_adds_nothing(
 ) -> None:
     driven = Driven(spark, pond, mode, tmp_path)
     assert driven.epoch(0, 0, range(4)) == first
-    if mode == "bsp":
-        assert driven.epoch(0, 1, range(0)) == first  # the other has not begun
+    assert driven.epoch(0, 1, range(0)) == first  # the other has not begun
     assert driven.epoch(1, 0, range(1)) == [0]
     assert driven.epoch(0, 2, range(0)) == second
 
