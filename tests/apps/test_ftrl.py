@@ -171,7 +171,7 @@ def test_it_learns_as_well_as_sequential_ftrl(
     monkeypatch.setattr(ftrl, "INTERCEPT", 0.0)  # so few samples depend much on how soon it is learnt
     lines: list[str] = []
     samples = SMALLER if mode == "bsp" else SMALL
-    found = ftrl.train(spark, pond, samples, mode, str(tmp_path), lines.append, every_s=0.2)
+    found = ftrl.train(spark, pond, samples, mode, str(tmp_path), lines.append, every_s=0.4)
     features, clicks = samples.arrays(spark)
     assert found.samples == samples.total == len(clicks)
     assert found.mean == pytest.approx(ftrl.sequential(features, clicks), rel=0.01)
