@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 settings.register_profile("millpond", deadline=None, print_blob=True)
 settings.load_profile("millpond")
 
-# A Java machine that lives for minutes never earns what its second compiler and its parallel collector take.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# A Java machine that lives for minutes never earns what its second compiler and its parallel collector take. To check
+# the bytes of Spark's classes, which nobody doubts, takes a quarter of its start and of its first queries.
+os.environ.setdefault(
+    "SPARK_SUBMIT_OPTS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+)
 
 
 @pytest.hookimpl(optionalhook=True)

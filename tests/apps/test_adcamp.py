@@ -90,16 +90,15 @@ def test_options_out_of_range_are_refused(option: str) -> None:
 
 @pytest.mark.slow
 def test_it_runs_to_its_end(
-    spark: SparkSession,
+    spark: SparkSession,  # it takes the session that there is, and stops it at its end
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    spark.stop()  # it brings a session of its own
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert adcamp.run(seconds=4, rate=1_000, keys=200)
+    assert adcamp.run(seconds=2, rate=1_000, keys=200)
     printed = capsys.readouterr().out
-    assert "4,000 updates (0 late), 4,000 views, 0 wrong (0 lost, 0 twice" in printed
+    assert "2,000 updates (0 late), 2,000 views, 0 wrong (0 lost, 0 twice" in printed
     assert "U +inf" in printed
     assert not list(tmp_path.glob("millpond-adcamp-*"))
 

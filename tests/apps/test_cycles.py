@@ -109,7 +109,7 @@ def test_the_stream_is_out_of_order_within_the_delay_and_has_cycles_of_every_len
 
 
 def test_deletions_take_cycles_away() -> None:
-    edges = edge_stream(4_000, 48, 1_000)
+    edges = edge_stream(1_200, 48, 300)
     assert reference(edges) < reference(edge for edge in edges if edge.added)
 
 

@@ -604,15 +604,6 @@ def test_seconds_that_open_refuses(tmp_path: Path, value: Any) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_more_containers_than_slices_makes_no_pond(tmp_path: Path) -> None:
-    with refused(None, BadOption, ValueError, option="containers"):
-        mp.open(tmp_path / "pond", containers=3, slices=2)
-    with mp.open(tmp_path / "pond", slices=4) as pond:
-        assert len(pond.placement()) == 4, "the refused call must not have fixed the number of slices"
-    with refused(None, BadOption, ValueError, option="containers"):
-        mp.open(tmp_path / "pond", containers=5, slices=64)
-
-
 # Roots
 
 
@@ -648,9 +639,12 @@ def test_a_root_on_a_file_system_that_cannot_be_written() -> None:
         mp.open("/proc/pond")
 
 
-def test_a_root_that_another_process_has_open(tmp_path: Path) -> None:
+def test_more_containers_than_slices_and_a_root_that_another_process_has_open(tmp_path: Path) -> None:
     root = tmp_path / "pond"
-    script = f"import millpond as mp\nwith mp.open({str(root)!r}):\n  print('open', flush=True)\n  input()"
+    with refused(None, BadOption, ValueError, option="containers"):
+        mp.open(root, containers=3, slices=2)
+    opening = f"mp.open({str(root)!r}, slices=4)"
+    script = f"import millpond as mp\nwith {opening}:\n  print('open', flush=True)\n  input()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
@@ -666,6 +660,9 @@ def test_a_root_that_another_process_has_open(tmp_path: Path) -> None:
         assert other.wait(30) == 0
     with mp.open(root) as pond:
         assert pond.states() == {}
+        assert len(pond.placement()) == 4, "the refused call must not have fixed the number of slices"
+    with refused(None, BadOption, ValueError, option="containers"):
+        mp.open(root, containers=5, slices=64)
 
 
 # Ponds that are not there

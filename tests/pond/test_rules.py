@@ -40,6 +40,7 @@ KEYS = (0, 1, 2)
 """The last one never gets a value."""
 DELAY = 7
 SPAN = 4
+SLICES = 2
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +234,7 @@ KINDS = {
         text_keys=True,
     ),
     "put-own-compaction": Kind("long", (LONG,), st.tuples(small), newest_of(1), compact=only_the_newest),
-    "add": Kind("long", (LONG,), st.tuples(small), newest_of(1) + all_of(1) + NUMBERS + OWN, mp.add()),
+    "add": Kind("long", (LONG,), st.tuples(small), newest_of(1) + all_of(1) + NUMBERS, mp.add()),
     "add-keep-all": Kind(
         "long", (LONG,), st.tuples(small), newest_of(1) + all_of(1) + NUMBERS, mp.add(), mp.keep_all()
     ),
@@ -341,6 +342,8 @@ KINDS = {
 # Histories
 
 Step = tuple[str, Any]
+LIGHT = {"fetch", "checkpoint"}
+"""Steps that leave all rows where they are. What they spoil all the same, the checks after the next steps see."""
 
 
 class World:
@@ -355,7 +358,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        self.pond = LocalPond(self.files, containers=self.containers, slices=4)
+        self.pond = LocalPond(self.files, containers=self.containers, slices=SLICES)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuleInterpreted)
             self.state = self.pond.state(
@@ -433,7 +436,8 @@ class World:
         ats = [(key, None, high) for key in KEYS for high in range(-1, 26)]
         return [*ats, *((key, low, high) for key in KEYS for low in sorted(lows) for high in highs)]
 
-    def check(self) -> None:
+    def check(self, what: str = "") -> None:
+        """Everything; after a step that leaves all rows where they are, only what each key holds."""
         self.steps += 1
         progress = self.state.progress()
         assert progress.update == self.oracle.update_progress
@@ -442,6 +446,8 @@ class World:
         self.check_snapshot()
         questions = self.questions()
         for read, (at, between) in zip(self.kind.reads, self.fetches, strict=True):
+            if what in LIGHT and not read.newest:
+                continue
             for fetch, ranged in ((at, False), (between, True)):
                 asked = [question for question in questions if (question[1] is not None) == ranged]
                 allowed = [question for question in asked if self.allowed(read, question)]
@@ -519,7 +525,7 @@ def run(kind: Kind, steps: Sequence[Step]) -> World:
     world = World(kind)
     for step in steps:
         world.do(step)
-        world.check()
+        world.check(step[0])
     for step in (("finish", None), ("maintain", None), ("reopen", None), ("maintain", None)):
         world.do(step)
         world.check()

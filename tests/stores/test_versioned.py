@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ class Pair:
         values = [tuple(column[i] for column in lists) for i in range(len(rows))]
         self.naive.insert(keys, times.tolist(), values)
 
-    def compare(self, probes: list[tuple[Any, int | None, int]], rule: str) -> None:
+    def compare(self, probes: Sequence[tuple[Any, int | None, int]], rule: str) -> None:
         keys = [probe[0] for probe in probes]
         hi = np.array([probe[2] for probe in probes], np.int64)
         bounded = [probe[1] for probe in probes]
@@ -166,9 +167,17 @@ def batches(kind: str, names: list[str]) -> st.SearchStrategy[list[list[tuple[An
     return st.lists(st.lists(st.tuples(keys, TIMES, *values), max_size=12), max_size=4)
 
 
-def every_probe(kind: str, times: tuple[int, ...]) -> list[tuple[Any, int, int]]:
-    keys = [*LONG_KEYS, 77] if kind == "i64" else [*BYTES_KEYS, b"unknown"]
-    return [(key, lo, hi) for key in keys for lo in times for hi in times]
+def every_key(kind: str) -> list[Any]:
+    """And one that nobody writes."""
+    return [*LONG_KEYS, 77] if kind == "i64" else [*BYTES_KEYS, b"unknown"]
+
+
+def every_range(kind: str, times: tuple[int, ...]) -> list[tuple[Any, int, int]]:
+    return [(key, lo, hi) for key in every_key(kind) for lo in times for hi in times]
+
+
+def every_time(kind: str, times: tuple[int, ...]) -> list[tuple[Any, None, int]]:
+    return [(key, None, hi) for key in every_key(kind) for hi in times]
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -179,11 +188,11 @@ def test_every_type_under_every_rule(kind: str, name: str, data: st.DataObject) 
     pair = Pair(kind, [name])
     for batch in data.draw(batches(kind, [name])):
         pair.insert(batch, padding=data.draw(st.integers(0, 3)))
-    probes = every_probe(kind, (LOWEST, -2, 0, 5, 12, HIGHEST))
+    times = (LOWEST, -2, 0, 5, 12, HIGHEST)
     for rule in RULES:
         if fits(rule, [name]):
-            pair.compare(probes, rule)
-            pair.compare([(key, None, hi) for key, _, hi in probes], rule)
+            pair.compare(every_range(kind, times), rule)
+            pair.compare(every_time(kind, times), rule)
         else:
             with pytest.raises(WrongType):
                 result_schema(pair.schema, FetchRule(rule))
@@ -208,9 +217,9 @@ def test_several_columns_with_compaction(kind: str, data: st.DataObject) -> None
         pair.store.validate()
         # Below F nothing is promised; from F on everything is.
         above = tuple(t for t in (-2, 0, 5, 12, HIGHEST) if t >= pair.keep_from)
-        pair.compare([(k, None, hi) for k, _, hi in every_probe(kind, above)], "latest")
+        pair.compare(every_time(kind, above), "latest")
         for rule in ("values", "count"):
-            pair.compare(every_probe(kind, above), rule)
+            pair.compare(every_range(kind, above), rule)
     pair.finish()
 
 

@@ -91,7 +91,7 @@ def range_rule(code: Code, values: pa.Schema, layout: Layout, returns: pa.DataTy
     """
     _check_arguments(code, ("times", *values.names), exact=True)
     if returns not in (pa.int64(), pa.float64(), pa.bool_()):
-        return _interpreted(code, f"it returns {returns}")
+        return _interpreted_once(_key(code), f"it returns {returns}")
     return _rule(code, _fetch_source, values, layout.columns[: len(values)], (), returns)
 
 
@@ -133,13 +133,32 @@ def _row(names: Sequence[str]) -> Callable[..., Any]:
 
 
 def _check_arguments(code: Code, wanted: tuple[str, ...], exact: bool) -> None:
-    given = tuple(inspect.signature(code.load()).parameters)
+    given = _parameters(_key(code))
     if len(given) != len(wanted) or (exact and given[1:] != wanted[1:]):
         raise BadRule(
             f"the rule {code.name!r} takes ({', '.join(given)}) and is given ({', '.join(wanted)})",
             hint=f"define it as: def {code.name}({', '.join(wanted)})",
             rule=code.name,
         )
+
+
+def _key(code: Code) -> bytes:
+    return msgspec.msgpack.encode(code, order="sorted")
+
+
+def _code(key: bytes) -> Code:
+    return msgspec.msgpack.decode(key, type=Code)
+
+
+@lru_cache(maxsize=256)
+def _parameters(key: bytes) -> tuple[str, ...]:
+    return tuple(inspect.signature(_code(key).load()).parameters)
+
+
+@lru_cache(maxsize=256)
+def _interpreted_once(key: bytes, reason: str) -> UserRule:
+    """A fetch asks for its rule in every slice; it is read only once."""
+    return _interpreted(_code(key), reason)
 
 
 def _interpreted(code: Code, reason: str) -> UserRule:
@@ -155,8 +174,7 @@ def _rule(
     returns: pa.DataType | None = None,
 ) -> UserRule:
     """The slices of a State share one compilation."""
-    key = msgspec.msgpack.encode(code, order="sorted")
-    return _compiled(key, source, tuple(values.names), tuple(updates), tuple(folded), returns)
+    return _compiled(_key(code), source, tuple(values.names), tuple(updates), tuple(folded), returns)
 
 
 @lru_cache(maxsize=256)
@@ -168,7 +186,7 @@ def _compiled(
     folded: tuple[Column, ...],
     returns: pa.DataType | None,
 ) -> UserRule:
-    code = msgspec.msgpack.decode(key, type=Code)
+    code = _code(key)
     if not JIT_ENABLED:
         return _interpreted(code, "numba's compiler is switched off")
     for column in (*updates, *folded):
