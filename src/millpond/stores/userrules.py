@@ -20,10 +20,11 @@ import numpy as np
 import pyarrow as pa
 from numba.core import config, types
 from numba.core.errors import NumbaWarning
+from numba.extending import overload
 
 from millpond.code.capture import Code
 from millpond.errors import BadRule
-from millpond.kernels._jit import JIT_ENABLED
+from millpond.kernels._jit import JIT_ENABLED, NO_C_ENTRY, NO_ENTRY
 from millpond.kernels.folding import FIRST, FOLLOWS
 from millpond.stores import arithmetic
 from millpond.stores.cells import Column, Layout
@@ -133,13 +134,23 @@ def _row(names: Sequence[str]) -> Callable[..., Any]:
 
 
 def _check_arguments(code: Code, wanted: tuple[str, ...], exact: bool) -> None:
-    given = tuple(inspect.signature(code.load()).parameters)
+    given = _parameters(_key(code))
     if len(given) != len(wanted) or (exact and given[1:] != wanted[1:]):
         raise BadRule(
             f"the rule {code.name!r} takes ({', '.join(given)}) and is given ({', '.join(wanted)})",
             hint=f"define it as: def {code.name}({', '.join(wanted)})",
             rule=code.name,
         )
+
+
+@lru_cache(maxsize=256)
+def _parameters(key: bytes) -> tuple[str, ...]:
+    """To read the rule's text takes longer than most answers."""
+    return tuple(inspect.signature(msgspec.msgpack.decode(key, type=Code).load()).parameters)
+
+
+def _key(code: Code) -> bytes:
+    return msgspec.msgpack.encode(code, order="sorted")
 
 
 def _interpreted(code: Code, reason: str) -> UserRule:
@@ -155,8 +166,7 @@ def _rule(
     returns: pa.DataType | None = None,
 ) -> UserRule:
     """The slices of a State share one compilation."""
-    key = msgspec.msgpack.encode(code, order="sorted")
-    return _compiled(key, source, tuple(values.names), tuple(updates), tuple(folded), returns)
+    return _compiled(_key(code), source, tuple(values.names), tuple(updates), tuple(folded), returns)
 
 
 @lru_cache(maxsize=256)
@@ -177,16 +187,16 @@ def _compiled(
     functions: list[Any] = []
 
     def wrap(function: Callable[..., Any]) -> Any:
-        functions.append(numba.njit(function, nogil=True, boundscheck=True, error_model="python"))
+        functions.append(numba.njit(function, nogil=True, boundscheck=True, error_model="python", **NO_ENTRY))
         return functions[-1]
 
     rule, difference = arithmetic.compiled(code, names if len(folded) > 1 else (), wrap)
     if difference:
         return _interpreted(code, difference)
     given: dict[str, Any] = {"np": np, "FIRST": FIRST, "FOLLOWS": FOLLOWS, "whole": arithmetic.whole}
-    given |= {"Row": _row(names), "rule": rule}
+    given |= {"Row": _row(names), "rule": rule, "copied": _copied, "copied_flags": _copied_flags}
     exec(source(updates, folded, returns), given)  # noqa: S102 - our own text
-    kernel = numba.njit(given["kernel"], nogil=True, error_model="python")
+    kernel = numba.njit(given["kernel"], nogil=True, error_model="python", **NO_C_ENTRY)
     try:
         with _names_must_be_set():
             kernel.compile(_arguments(source, returns))
@@ -304,7 +314,35 @@ def _fold_source(updates: Sequence[Column], folded: Sequence[Column], returns: N
 
 def _ranged(updates: Sequence[Column]) -> str:
     """The arguments of a rule over a range: the times, then each column; copies, for the rule may write to them."""
-    return ", ".join(["cells[b:e, 0].copy()", *(f"{_read(column, 'b:e')}.copy()" for column in updates)])
+
+    def copied(column: Column) -> str:
+        if column.kind == "double":
+            return f"copied(doubles, b, e, {column.cell})"
+        name = "copied_flags" if pa.types.is_boolean(column.field.type) else "copied"
+        return f"{name}(cells, b, e, {column.cell})"
+
+    return ", ".join(["copied(cells, b, e, 0)", *map(copied, updates)])
+
+
+# Of numba's overloads there is one compilation for all rules of a process.
+
+
+def _copied(table: Any, begin: int, end: int, column: int) -> Any:
+    """Only numba calls it."""
+
+
+def _copied_flags(table: Any, begin: int, end: int, column: int) -> Any:
+    """Only numba calls it."""
+
+
+@overload(_copied, strict=False)
+def _to_copy(table: Any, begin: int, end: int, column: int) -> Callable[..., Any]:
+    return lambda table, begin, end, column: table[begin:end, column].copy()
+
+
+@overload(_copied_flags, strict=False)
+def _to_copy_flags(table: Any, begin: int, end: int, column: int) -> Callable[..., Any]:
+    return lambda table, begin, end, column: table[begin:end, column] != 0
 
 
 def _fetch_source(updates: Sequence[Column], folded: Sequence[Column], returns: pa.DataType) -> str:
