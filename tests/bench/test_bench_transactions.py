@@ -25,8 +25,8 @@ def outcome(system: str, given: transactions.Case, executors: int) -> tuple[list
     [pytest.param(name, marks=() if name == "tolls" else pytest.mark.long) for name in transactions.APPS],
 )
 def test_schemes_that_keep_the_order_equal_serial_execution(name: str) -> None:
-    given = transactions.case(transactions.APPS[name], 12_000, 5_000, keys=40)
-    assert [len(epoch) for epoch in given.epochs] == [5_000, 5_000, 2_000]
+    given = transactions.case(transactions.APPS[name], 3_000, 1_250, keys=40)
+    assert [len(epoch) for epoch in given.epochs] == [1_250, 1_250, 500]
     wanted = outcome("serial", given, 2)
     for system in ("millpond", *transactions_schemes.ORDERED):
         for executors in (1, 2, 3):

@@ -56,11 +56,12 @@ def test_a_million_strings_and_probed_keys_stay_bounded() -> None:
     stores, plain = transactions.stores(), transactions.stores()
     sizes, rebuilt = [], 0
     for epoch in range(25):
-        one = transactions.run(events(epoch, 40_000), stores)
+        given = events(epoch, 40_000)
+        one = transactions.run(given, stores)
         rebuilt += compact(stores.values())
         sizes.append(bytes_of(stores))
         if epoch < 5:
-            assert one.outputs == transactions.run(events(epoch, 40_000), plain).outputs
+            assert one.outputs == transactions.run(given, plain).outputs
             for name, store in stores.items():
                 store.validate()
                 assert store.export() == plain[name].export()

@@ -1,4 +1,7 @@
-"""Transactions drawn from a grammar give, under every plan, what a serial interpreter gives: byte by byte."""
+"""Transactions drawn from a grammar give, under every plan, what a serial interpreter gives: byte by byte.
+
+And what they did can be undone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from millpond.txn import PLANS, TransactionSet, load
 from millpond.txn.compiler import codegen
 from millpond.txn.compiler.values import CannotCompile
 
-EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "3" if JIT_ENABLED else "40"))
+EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "4" if JIT_ENABLED else "40"))
 
 
 def transactions_of(sources: dict[str, str]) -> TransactionSet:
@@ -109,8 +112,13 @@ def test_every_plan_gives_what_serial_execution_gives(data: st.DataObject) -> No
         stores = transactions.stores()
         for events, wanted, state in zip(epoch_list, expected, states, strict=True):
             table = pa.Table.from_pylist(events, schema=SCHEMA)
+            was = {name: store.export() for name, store in stores.items()}
             outcome = transactions.run(table, stores, seq="seq", threads=3, plan=plan)
             compare(outcome.outputs, stores, wanted, state)
+        outcome.undo.put_back(stores)
+        for name, store in stores.items():
+            store.validate()
+            assert str(store.export().to_pydict()) == str(was[name].to_pydict()), plan  # NaN is NaN
 
 
 def test_the_grammar_covers_what_it_should() -> None:

@@ -1,17 +1,16 @@
-"""An epoch that was run can be undone: in the tables, in copies of them, and by itself where it fails half-way."""
+"""An epoch that was run can be undone: in the tables, in copies of them, and by itself where it fails half-way.
+
+`test_txn_random` undoes random epochs.
+"""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from test_txn_random import EXAMPLES, interpreted, transactions_of
-from txn_grammar import SCHEMA, epochs, function_sets
 
 from millpond.code.tables import TableSpec
 from millpond.errors import RuleInterpreted
@@ -111,29 +110,6 @@ def test_tables_and_their_copies_are_as_before(kinds: list[str], before: int, af
     # And forth: what is undone can be done again.
     assert run(transactions, {kind: second[kind] for kind in kinds}, stores).outputs == outcome.outputs
     assert contents(stores) == again
-
-
-@settings(
-    max_examples=EXAMPLES,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.explicit, Phase.generate),
-)
-@given(st.data())
-def test_random_epochs_are_undone(data: st.DataObject) -> None:
-    sources = data.draw(function_sets())
-    drawn = [pa.Table.from_pylist(data.draw(epochs(list(sources))), schema=SCHEMA) for _ in range(2)]
-    for transactions in (transactions_of(sources), interpreted(sources)):
-        for plan in (None, "chains", "groups"):
-            stores = transactions.stores()
-            transactions.run(drawn[0], stores, seq="seq", threads=3, plan=plan)
-            was = {name: store.export() for name, store in stores.items()}
-            outcome = transactions.run(drawn[1], stores, seq="seq", threads=3, plan=plan)
-            outcome.undo.put_back(stores)
-            for name, store in stores.items():
-                store.validate()
-                assert str(store.export().to_pydict()) == str(was[name].to_pydict())  # NaN is NaN
 
 
 FAULTS = [(plans, "run"), (tables, "grown"), (KeyIndex, "advance_growth"), (execution.EpochRun, "outputs")]

@@ -29,6 +29,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from millpond.kernels._jit import NO_C_ENTRY, NO_ENTRY
 from millpond.stores.threads import in_threads
 from millpond.txn.compiler import arguments
 from millpond.txn.compiler.arithmetic import NAMES
@@ -104,8 +105,8 @@ def _pause(_typing: Any) -> Any:
 
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
-_part = numba.njit(nogil=True, forceinline=True, boundscheck=False)
-_kernel = numba.njit(nogil=True, boundscheck=False)
+_part = numba.njit(nogil=True, forceinline=True, boundscheck=False, **NO_ENTRY)
+_kernel = numba.njit(nogil=True, boundscheck=False, **NO_C_ENTRY)
 
 
 @_part
@@ -303,7 +304,7 @@ def _between(source: str, enter: tuple[str, ...], leave: tuple[str, ...], more: 
     text = head + loop + before + rest + "\n" + after + end
     given: dict[str, Any] = {**NAMES, **_PARTS}
     exec(compile(text, "<scheme>", "exec"), given)  # noqa: S102 - our own text
-    return numba.njit(nogil=True, error_model="numpy", boundscheck=False)(given["body"])
+    return numba.njit(nogil=True, error_model="numpy", boundscheck=False, **NO_C_ENTRY)(given["body"])
 
 
 _PARTS = {

@@ -16,6 +16,10 @@ from numba.core import config
 F = TypeVar("F", bound=Callable[..., Any])
 
 JIT_ENABLED = not getattr(config, "DISABLE_JIT", 0)
+NO_C_ENTRY: dict[str, Any] = {"no_cfunc_wrapper": True}
+"""An option of numba's: nothing in C calls a kernel, and to compile an entry for that takes time."""
+NO_ENTRY: dict[str, Any] = {"no_cpython_wrapper": True, **NO_C_ENTRY}
+"""The same for what only compiled code calls."""
 
 
 def _cache_directory() -> str:
@@ -45,7 +49,9 @@ def _compiled(function: F, forceinline: bool = False) -> F:
     before = settings.CACHE_DIR
     settings.CACHE_DIR = CACHE_DIRECTORY
     try:
-        decorate = numba.njit(nogil=True, cache=True, boundscheck=False, forceinline=forceinline)
+        decorate = numba.njit(
+            nogil=True, cache=True, boundscheck=False, forceinline=forceinline, **NO_C_ENTRY
+        )
         return cast(F, decorate(function))
     finally:
         settings.CACHE_DIR = before

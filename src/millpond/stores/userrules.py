@@ -23,7 +23,7 @@ from numba.core.errors import NumbaWarning
 
 from millpond.code.capture import Code
 from millpond.errors import BadRule
-from millpond.kernels._jit import JIT_ENABLED
+from millpond.kernels._jit import JIT_ENABLED, NO_C_ENTRY, NO_ENTRY
 from millpond.kernels.folding import FIRST, FOLLOWS
 from millpond.stores import arithmetic
 from millpond.stores.cells import Column, Layout
@@ -152,6 +152,7 @@ def _code(key: bytes) -> Code:
 
 @lru_cache(maxsize=256)
 def _parameters(key: bytes) -> tuple[str, ...]:
+    """To read a rule's text takes longer than most answers."""
     return tuple(inspect.signature(_code(key).load()).parameters)
 
 
@@ -195,7 +196,7 @@ def _compiled(
     functions: list[Any] = []
 
     def wrap(function: Callable[..., Any]) -> Any:
-        functions.append(numba.njit(function, nogil=True, boundscheck=True, error_model="python"))
+        functions.append(numba.njit(function, nogil=True, boundscheck=True, error_model="python", **NO_ENTRY))
         return functions[-1]
 
     rule, difference = arithmetic.compiled(code, names if len(folded) > 1 else (), wrap)
@@ -204,7 +205,7 @@ def _compiled(
     given: dict[str, Any] = {"np": np, "FIRST": FIRST, "FOLLOWS": FOLLOWS, "whole": arithmetic.whole}
     given |= {"Row": _row(names), "rule": rule}
     exec(source(updates, folded, returns), given)  # noqa: S102 - our own text
-    kernel = numba.njit(given["kernel"], nogil=True, error_model="python")
+    kernel = numba.njit(given["kernel"], nogil=True, error_model="python", **NO_C_ENTRY)
     try:
         with _names_must_be_set():
             kernel.compile(_arguments(source, returns))

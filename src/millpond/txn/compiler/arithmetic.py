@@ -6,14 +6,16 @@ Each has a compiled form and one that runs without numba; the two give the same 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import types
+from numba.core import compiler, types
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from millpond.kernels._jit import JIT_ENABLED
@@ -23,11 +25,41 @@ HIGHEST = (1 << 63) - 1
 RANGE_STEPS_MAX = 1 << 24  # a longer loop would hold up all that share the table
 
 
-def _part(function: Any) -> Any:
-    """Compiled into whoever calls it."""
-    return (
-        numba.njit(nogil=True, error_model="numpy", forceinline=True)(function) if JIT_ENABLED else function
-    )
+_TYPES = {"int": types.int64, "float": types.float64, "bool": types.boolean, "np.uint64": types.uint64}
+
+
+def _part(function: Any, emit: Callable[[Any, Any, Any, Any], Any] | None = None, inline: bool = True) -> Any:
+    """Compiled into whoever calls it, for the types that its annotations name. It must raise no error.
+
+    A function of numba's would be compiled anew for every literal that it is given, and each time with entries from
+    Python and C. `emit` writes the code of one that is but an instruction.
+    """
+    if not JIT_ENABLED:
+        return function
+    *named, result = function.__annotations__.values()
+
+    def compiled(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        flags: Any = compiler.Flags()  # type: ignore[no-untyped-call]
+        flags.error_model, flags.forceinline = "numpy", inline
+        made = context.compile_subroutine(builder, function, signature, flags=flags)
+        return context.call_internal_no_propagate(builder, made.fndesc, signature, args)[1]
+
+    def typed(_typing: Any, *given: Any) -> Any:
+        wanted = []
+        for name, one in zip(named, given, strict=True):
+            wanted.append(_TYPES.get(name) or types.unliteral(one))  # type: ignore[no-untyped-call]
+            if name == "int" and isinstance(one, types.Float):
+                raise TypingError(f"{function.__name__} takes no double")
+        return _TYPES[result](*wanted), emit or compiled
+
+    typed.__name__ = function.__name__
+    own = inspect.Parameter("_typing", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    vars(typed)["__signature__"] = inspect.Signature([own, *inspect.signature(function).parameters.values()])
+    return intrinsic(typed)
+
+
+def _cast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return context.cast(builder, args[0], signature.args[0], signature.return_type)
 
 
 def _overflows(operation: str, plain: Callable[[int, int], int]) -> Any:
@@ -57,25 +89,25 @@ mul_overflows = _overflows("smul", lambda a, b: a * b)
 # Without the compiler, NumPy's scalars come out of arrays: their sums wrap, those of Python's integers do not.
 if JIT_ENABLED:
 
-    @_part
     def add(a: int, b: int) -> int:
         return a + b
 
-    @_part
     def sub(a: int, b: int) -> int:
         return a - b
 
-    @_part
     def mul(a: int, b: int) -> int:
         return a * b
 
-    @_part
     def to_long(a: Any) -> int:
-        return np.int64(a)  # type: ignore[return-value]
+        return int(a)
 
-    @_part
     def to_double(a: Any) -> float:
-        return np.float64(a)
+        return float(a)
+
+    add = _part(add, lambda _context, builder, _signature, args: builder.add(*args))
+    sub = _part(sub, lambda _context, builder, _signature, args: builder.sub(*args))
+    mul = _part(mul, lambda _context, builder, _signature, args: builder.mul(*args))
+    to_long, to_double = _part(to_long, _cast), _part(to_double, _cast)
 
     @_part
     def exp(a: float) -> float:
@@ -148,14 +180,14 @@ if JIT_ENABLED:
     limit: Any = np.uint64(RANGE_STEPS_MAX)
 
     @_part
-    def magnitude(a: int) -> Any:
+    def magnitude(a: int) -> np.uint64:
         return np.uint64(a) if a >= 0 else np.uint64(0) - np.uint64(a)
 
     @_part
-    def distance(a: int, b: int) -> Any:
+    def distance(a: int, b: int) -> np.uint64:
         return np.uint64(b) - np.uint64(a) if a <= b else np.uint64(a) - np.uint64(b)
 
-    @numba.njit(nogil=True, error_model="numpy")
+    @partial(_part, inline=False)
     def _divide_exactly(a: int, b: int) -> float:
         """The double nearest to a / b, ties to even: 55 bits of the quotient, the last one for all that follow."""
         n, d = magnitude(a), magnitude(b)
@@ -187,7 +219,8 @@ if JIT_ENABLED:
         """b is not 0. Longs that are doubles divide as doubles; the others go the long way."""
         if -9007199254740992 <= a <= 9007199254740992 and -9007199254740992 <= b <= 9007199254740992:
             return np.float64(a) / np.float64(b)
-        return _divide_exactly(a, b)
+        result: float = _divide_exactly(a, b)
+        return result
 else:
     one, limit = 1, RANGE_STEPS_MAX
 
@@ -255,10 +288,11 @@ def steps(start: int, stop: int, step: int) -> int:
 if JIT_ENABLED:
 
     @_part
-    def known_row(known: Any, key: int) -> Any:
+    def known_row(known: Any, key: int) -> int:
         """The row of a key where it is known already. An unsigned index cannot count from the end: it is one load."""
         place = np.uint64(key)
-        return known[place] if place < np.uint64(known.shape[0]) else np.int64(-3)
+        row: int = known[place] if place < np.uint64(known.shape[0]) else -3
+        return row
 else:
 
     def known_row(known: Any, key: int) -> Any:

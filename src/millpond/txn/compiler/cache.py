@@ -19,10 +19,10 @@ from typing import Any
 import numba
 from numba.core import config
 
-from millpond.kernels._jit import CACHE_DIRECTORY
+from millpond.kernels._jit import CACHE_DIRECTORY, NO_C_ENTRY
 
 _setting = threading.Lock()  # numba's setting is one for all threads
-KEPT = 64  # kernels; those that were made longest ago go first
+KEPT = 512  # kernels, of some 100 kB each; those that were made longest ago go first
 
 
 @cache
@@ -77,7 +77,9 @@ def lazily_compiled(function: Callable[..., Any], file: str | None) -> Callable[
         try:
             if file is not None:
                 settings.CACHE_DIR = str(Path(file).parent)
-            decorate = numba.njit(nogil=True, error_model="numpy", boundscheck=False, cache=file is not None)
+            decorate = numba.njit(
+                nogil=True, error_model="numpy", boundscheck=False, cache=file is not None, **NO_C_ENTRY
+            )
             found: Callable[..., Any] = decorate(function)
         finally:
             settings.CACHE_DIR = before
