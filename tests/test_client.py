@@ -15,7 +15,7 @@ from millpond.client.client import Client
 from millpond.client.runs import Run, Runs
 from millpond.errors import BadOption
 from millpond.wire.house import ContainerInfo, Locate, Placement
-from millpond.wire.questions import ReadSlices
+from millpond.wire.states import ReadSlices
 
 WAIT_S = 10.0
 

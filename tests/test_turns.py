@@ -16,7 +16,7 @@ from millpond.wire.base import DRAINS_MAX, Turn
 from millpond.wire.epochs import History
 from millpond.wire.house import Register
 from millpond.wire.questions import Answered, AskPending, Drain, Pending, Pin, Pinned, Report
-from millpond.wire.specs import StateSpec
+from millpond.wire.states import StateSpec
 
 
 class Fetcher:

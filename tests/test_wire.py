@@ -7,7 +7,7 @@ import pytest
 
 from millpond.code.capture import Code
 from millpond.errors import BadMessage
-from millpond.wire import base, epochs, house, questions
+from millpond.wire import base, epochs, house, questions, states
 from millpond.wire.codec import decode, encode
 
 
@@ -30,8 +30,8 @@ def test_what_waits_for_files_or_for_epochs_may_take_long() -> None:
 
 
 def test_a_question_brings_code_or_does_not() -> None:
-    plain = questions.Question("s", "latest")
-    own = questions.Question("s", "custom", Code("f", "def f(): ..."))
+    plain = states.Question("s", "latest")
+    own = states.Question("s", "custom", Code("f", "def f(): ..."))
     assert (plain.brings_code, plain.seconds) == (False, base.CALL_S)
     assert (own.brings_code, own.seconds) == (True, base.LONG_CALL_S)
 

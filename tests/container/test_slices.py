@@ -17,12 +17,20 @@ import millpond as mp
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import Means, Ready
 from millpond.durable.crashpoints import SimulatedCrash, armed, counted
-from millpond.errors import MillpondError, Moved, UnknownResident, UnknownTable, UnknownUpdater, WriteFailed
+from millpond.errors import (
+    BadOption,
+    MillpondError,
+    Moved,
+    UnknownResident,
+    UnknownTable,
+    UnknownUpdater,
+    WriteFailed,
+)
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.base import SliceId
 from millpond.wire.house import ContainerStatus
-from millpond.wire.questions import ReadSlices
+from millpond.wire.states import ReadSlices
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "durability"))
 import crashes
@@ -200,7 +208,8 @@ def test_who_does_not_know_that_a_slice_moved_finds_its_way() -> None:
 def test_rows_that_were_staged_before_a_move_are_staged_again() -> None:
     scene = Scene(LossyFiles())
     scene.epoch(0)
-    stage, moved = scene.feed._stage, []
+    intake, moved = scene.feed._intake, []
+    stage = intake.stage
 
     def staged(*given: Any) -> Any:
         done = stage(*given)
@@ -208,7 +217,7 @@ def test_rows_that_were_staged_before_a_move_are_staged_again() -> None:
             moved.append(scene.place(2, 2, 1, 1, 0, 0))
         return done
 
-    scene.feed._stage = staged  # type: ignore[method-assign]
+    intake.stage = staged  # type: ignore[method-assign]
     scene.epoch(1)
     assert moved
     scene.check(2)
@@ -592,6 +601,21 @@ def test_transactions_of_an_operator_that_is_forgotten_stay_done() -> None:
     adding = again.transactions("adding", ["t"], {"add": add})
     out = adding(pa.table({"ts": [50], "k": [1], "v": [1]}), 0)
     assert out["now"].to_pylist() == [304]
+
+
+def test_of_two_with_one_name_none_is_forgotten_unasked() -> None:
+    pond = LocalPond(LossyFiles(), slices=SLICES)
+    state, table = pond.state("x", key="long", value="long"), pond.table("x", key="k long", value="v long")
+    with pytest.raises(BadOption, match="a State and a table") as raised:
+        pond.forget("x")
+    assert "pond.forget(pond.state('x'))" in raised.value.hint
+    assert (list(pond.states()), list(pond.tables())) == (["x"], ["x"])
+    pond.forget(table)
+    assert (list(pond.states()), list(pond.tables())) == (["x"], [])
+    with pytest.raises(MillpondError, match="'x'"):
+        pond.forget(table)
+    pond.forget(state)
+    assert pond.states() == {}
 
 
 def test_what_is_not_there_is_not_forgotten() -> None:

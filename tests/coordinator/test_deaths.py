@@ -7,7 +7,7 @@ import pytest
 from millpond.coordinator.deaths import DEATHS_MAX, EPOCHS_REMEMBERED, KILLS_MAX, Deaths
 from millpond.wire.base import Epoch, Turn
 from millpond.wire.epochs import Prepare
-from millpond.wire.specs import RowsWork
+from millpond.wire.states import RowsWork
 
 KILLED = "was killed by SIGKILL"
 LEFT = "ended with exit code 3"

@@ -37,7 +37,7 @@ from millpond.errors import (
 )
 from millpond.wire.base import Done, Term, Turn
 from millpond.wire.epochs import Apply, CommitEpoch, Discard, EpochCommitted, Prepare, Prepared, Receipt
-from millpond.wire.specs import RowsWork
+from millpond.wire.states import RowsWork
 
 BALLOT = 7
 ROWS, DIGEST = 6, (1 << 64) - 3

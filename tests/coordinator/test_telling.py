@@ -8,8 +8,9 @@ import pytest
 
 from millpond.code.tables import TableSpec
 from millpond.coordinator.telling import news_of
+from millpond.wire.groups import GroupSpec
 from millpond.wire.house import AddResident, DropResident
-from millpond.wire.specs import GroupSpec, Resident
+from millpond.wire.specs import Resident
 
 TABLE = TableSpec("k long", "x long", {"x": 0})
 

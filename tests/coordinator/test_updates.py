@@ -27,7 +27,7 @@ from millpond.wire.base import Turn
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History, Receipt
 from millpond.wire.house import Forget, Register
 from millpond.wire.questions import Report
-from millpond.wire.specs import RowsWork, StateSpec
+from millpond.wire.states import RowsWork, StateSpec
 
 
 class Feeding:

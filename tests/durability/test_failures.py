@@ -16,6 +16,7 @@ from millpond.coordinator.records import PondRecord
 from millpond.coordinator.service import CoordinatorService
 from millpond.durable.crashpoints import armed
 from millpond.errors import BelowFetchProgress, MessageTooLarge, MillpondError, Unavailable, WriteFailed
+from millpond.ops.intake import Part
 from millpond.ops.update import Update
 from millpond.schema import format_ddl, parse_ddl
 from millpond.stores.versioned import VersionedSlice
@@ -25,7 +26,7 @@ from millpond.wire.base import LOCAL_QUERY, Turn
 from millpond.wire.epochs import BeginEpoch
 from millpond.wire.house import Locate, Register
 from millpond.wire.questions import Answered, AskPending, AskProgress, Pin
-from millpond.wire.specs import StateSpec
+from millpond.wire.states import StateSpec
 
 
 def rows(keys: list[int], times: list[int], values: list[Any]) -> pa.Table:
@@ -158,7 +159,8 @@ def test_staged_rows_that_nobody_commits_do_not_pile_up() -> None:
     _, feed = feeding(pond)
     for _ in range(50):
         plan = pond._client.call(BeginEpoch("s", "feed", LOCAL_QUERY, Turn(0), "continue"))
-        feed._stage(rows([1] * 100, list(range(100)), [1] * 100), plan, Turn(0), LOCAL_QUERY)
+        many = rows([1] * 100, list(range(100)), [1] * 100)
+        feed._intake.stage(feed._client, many, plan, Part(LOCAL_QUERY, Turn(0), 0))
     assert pond.hosting.services[0].core.rows_staged <= 800
     feed(rows([1], [1], [1]), 0)
     assert pond.hosting.services[0].core.rows_staged == 0

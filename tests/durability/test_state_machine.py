@@ -31,11 +31,13 @@ from hypothesis.stateful import (
 from millpond.code import rules
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed
 from millpond.errors import MillpondError
-from millpond.ops.update import LOCAL_QUERY, Update
+from millpond.ops.columns import time_kind_in
+from millpond.ops.intake import Part
+from millpond.ops.update import Update
 from millpond.testing import LossyFiles, Oracle
-from millpond.wire.base import Turn
+from millpond.wire.base import LOCAL_QUERY, Turn
 from millpond.wire.epochs import BeginEpoch, CommitEpoch
-from millpond.wire.specs import RowsWork
+from millpond.wire.states import RowsWork
 
 SOAK = int(os.environ.get("MILLPOND_SOAK", "0"))
 
@@ -199,7 +201,8 @@ class Side(RuleBasedStateMachine):
         operator = self.operator(state, updater, 1, "drop")
         both = [self.actual_rows(state, updater, drawn) for drawn in (first, second)]
         plan = operator._client.call(BeginEpoch(state, updater, LOCAL_QUERY, Turn(epoch), "continue"))
-        staged = [operator._stage(table_of(state, some), plan, Turn(epoch), LOCAL_QUERY) for some in both]
+        tables, part = [table_of(state, some) for some in both], Part(LOCAL_QUERY, Turn(epoch), 0)
+        staged = [operator._intake.stage(operator._client, table, plan, part) for table in tables]
         chosen = 0 if first_counts else 1
         committed = operator._client.call(
             CommitEpoch(
@@ -210,9 +213,9 @@ class Side(RuleBasedStateMachine):
                 history="continue",
                 delay=1,
                 late_below=plan.late_below,
-                time_kind=staged[chosen].kind if both[chosen] else "",
+                time_kind=time_kind_in(tables[chosen], operator._intake.at) if both[chosen] else "",
                 work=RowsWork(),
-                receipts=staged[chosen].receipts,
+                receipts=[staged[chosen]],
             )
         )
         assert committed.replayed is self.on_oracle(state, updater, epoch, both[chosen], 1)
@@ -394,7 +397,7 @@ def test_the_pond_answers_as_the_oracle_does(machine: type[RuleBasedStateMachine
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=SOAK or 60,
+            max_examples=SOAK or (60 if machine is Three else 120),
             stateful_step_count=100 if SOAK else 40,
             derandomize=not SOAK,
             database=None,

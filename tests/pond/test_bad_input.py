@@ -43,7 +43,7 @@ from millpond.errors import (
 from millpond.testing.local import LocalPond
 from millpond.wire.base import DRAINS_MAX, Turn
 from millpond.wire.epochs import CommitEpoch
-from millpond.wire.specs import RowsWork
+from millpond.wire.states import RowsWork
 
 GOOD = pa.table({"k": [1, 2], "t": [10, 20], "v": [1, 2]})
 NEXT = pa.table({"k": [1, 2], "t": [30, 40], "v": [3, 4]})

@@ -32,7 +32,7 @@ from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.base import LOCAL_QUERY, Turn
 from millpond.wire.epochs import EpochPlan, Receipt
-from millpond.wire.specs import RowsWork
+from millpond.wire.states import RowsWork
 
 LONG, DOUBLE, FLOAT, TEXT, FLAG = pa.int64(), pa.float64(), pa.float32(), pa.string(), pa.bool_()
 LOWEST, HIGHEST = -(2**63), 2**63 - 1

@@ -15,7 +15,7 @@ import pytest
 import millpond as mp
 from millpond.errors import CodeFailed, CodeTookTooLong, OutOfMemory
 
-SECONDS = 3.0
+SECONDS = 4
 MEMORY = 1 << 30
 
 

@@ -39,15 +39,15 @@ from millpond.kernels.hashing import slices_of
 from millpond.stores.keys import Keys
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.wire import epochs, house, questions
-from millpond.wire.base import Done, Message, Request, Turn
+from millpond.wire import epochs, house, questions, states
+from millpond.wire.base import Done, Exchange, Message, Read, Request, Turn
 from millpond.wire.codec import CONTROL_BYTES_MAX, decode, encode
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.epochs import Stage
 from millpond.wire.flight import FlightConnection, FlightService
 from millpond.wire.house import Locate
-from millpond.wire.questions import Question, ReadSlices
-from millpond.wire.specs import Resident, RowsWork, StateSpec
+from millpond.wire.specs import Resident
+from millpond.wire.states import Question, ReadSlices, RowsWork, StateSpec
 
 SLICES = 8
 SERVERS = ("coordinator", "container")
@@ -90,8 +90,8 @@ CALLS: dict[str, set[type[Any]]] = {
         *(epochs.Prepare, epochs.Discard, epochs.Apply),
     },
 }
-READS = {questions.ReadSlices, questions.ReadTable, questions.ReadOutputs}
-EXCHANGES = {epochs.Stage, questions.Question, questions.FindRows}
+READS = {message for message in ALL_MESSAGES if issubclass(message, Read)}
+EXCHANGES = {message for message in ALL_MESSAGES if issubclass(message, Exchange)}
 
 
 class Served(NamedTuple):
@@ -738,10 +738,10 @@ GARBAGE: dict[str, bytes] = {
     "progress NaN": altered(questions.Report, update=math.nan),
     "progress that is a fraction": altered(questions.Report, fetch=1.5),
     "progress beyond all times": altered(questions.Report, update=2**64 - 1),
-    "read at NaN": altered(questions.ReadSlices, at=math.nan),
+    "read at NaN": altered(states.ReadSlices, at=math.nan),
     "fetch progress NaN": altered(house.Advance, fetch_progress=math.nan),
     "a kind of time that is none": altered(epochs.CommitEpoch, time_kind="parsec"),
-    "a rule that is none": altered(questions.Question, rule="eval"),
+    "a rule that is none": altered(states.Question, rule="eval"),
     "an update rule that is none": altered(
         house.OpenResident, spec=minimal(StateSpec) | {"update": {"name": "exec"}}
     ),

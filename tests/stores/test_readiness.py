@@ -12,7 +12,7 @@ from millpond.code.rules import FetchRule, as_of, count, keep_latest, latest, pu
 from millpond.errors import BelowFetchProgress
 from millpond.stores.readiness import check_not_below, late, late_rows, lowest_asked, positions, ready
 from millpond.times import TIME_MAX, TIME_MIN, Progress
-from millpond.wire.specs import StateSpec
+from millpond.wire.states import StateSpec
 
 TIMES = [TIME_MIN, -1, 0, 7, 8, TIME_MAX - 1, TIME_MAX]
 PROGRESSES: list[Progress] = [-math.inf, TIME_MIN, 0, 8, TIME_MAX, math.inf]

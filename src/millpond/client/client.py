@@ -18,6 +18,7 @@ from millpond.runtime import Runtime, Threads
 from millpond.stores.keys import Keys
 from millpond.stores.rows import spread
 from millpond.wire.base import Call, Exchange, Read, SliceId
+from millpond.wire.codec import encode
 from millpond.wire.connection import Connection, Dialer, SlicedBatch
 from millpond.wire.epochs import Stage, StageDone
 from millpond.wire.house import ListResidents, Locate, Placement
@@ -70,7 +71,7 @@ class Client:
         self._connections: dict[str, Connection] = {}
         self._closed = False
         # How many questions at once, where answers have no fixed width.
-        self._rows_max: dict[Exchange[Any], int] = {}
+        self._rows_max: dict[bytes, int] = {}
 
     def call(self, message: Call[R]) -> R:
         """Asks the coordinator."""
@@ -158,6 +159,7 @@ class Client:
         The answers, one column each, in the order of the questions. `code` names the user's, if the message brings it.
         """
         keys = keys.hashed()
+        asking = encode(message)
 
         def ask(start: int, stop: int) -> list[pa.Array]:
             own = [long[start:stop] for long in longs]
@@ -171,7 +173,7 @@ class Client:
         parts: list[list[pa.Array]] = []
         done = 0
         while done < len(keys):
-            rows_max = self._rows_max.get(message, ROWS_MAX if fixed else WIDE_ROWS_MAX)
+            rows_max = self._rows_max.get(asking, ROWS_MAX if fixed else WIDE_ROWS_MAX)
             stop = min(len(keys), done + _rows_of(len(keys), keys.nbytes, rows_max))
             try:
                 parts.append(self._retry(partial(ask, done, stop), code))
@@ -179,18 +181,18 @@ class Client:
                 # Answers may be wider than any before: half as many questions.
                 if stop - done == 1:
                     raise
-                self._rows_max[message] = max(1, (stop - done) // 2)
+                self._rows_max[asking] = max(1, (stop - done) // 2)
                 continue
             if not fixed:
-                self._learn(message, parts[-1], stop - done)
+                self._learn(asking, parts[-1], stop - done)
             done = stop
         return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(answers)]
 
-    def _learn(self, message: Exchange[Any], answers: Sequence[pa.Array], rows: int) -> None:
+    def _learn(self, asking: bytes, answers: Sequence[pa.Array], rows: int) -> None:
         """How many rows to ask at once, by the size of what they were answered; twice as many as before at most."""
         width = max(1, sum(column.nbytes for column in answers) // rows)
         fitting = max(1, min(ROWS_MAX, BYTES_MAX // width))
-        self._rows_max[message] = min(fitting, 2 * self._rows_max.get(message, fitting))
+        self._rows_max[asking] = min(fitting, 2 * self._rows_max.get(asking, fitting))
 
     def _routed(
         self,

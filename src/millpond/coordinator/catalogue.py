@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from millpond.container.holdings import kind_of
 from millpond.coordinator.records import FetcherRecord, PondRecord, ResidentRecord, UpdaterRecord
-from millpond.errors import SchemaMismatch, UnknownResident, UnknownUpdater, UpdaterFinished
+from millpond.errors import SchemaMismatch, UnknownResident, UnknownUpdater, UpdaterFinished, unknown_table
 from millpond.wire.house import Forget, Register
 from millpond.wire.specs import Spec
 
@@ -66,9 +66,9 @@ def register(pond: PondRecord, message: Register) -> PondRecord:
 
 def forget(pond: PondRecord, message: Forget) -> PondRecord:
     """The pond without a resident, a table, an operator, or one query of an operator."""
-    resident = resident_of(pond, message.resident)
     if message.table is not None:
-        return _without_table(pond, resident, message.table)
+        return _without_table(pond, message.resident, message.table)
+    resident = resident_of(pond, message.resident)
     if message.name is None:
         return replace(pond, residents={k: v for k, v in pond.residents.items() if k != message.resident})
     if message.name not in resident.updaters and message.name not in resident.fetchers:
@@ -113,7 +113,10 @@ def forgotten_writers(before: PondRecord, after: PondRecord, resident: str) -> l
     return [writer for writer in before.decided().get(resident, {}) if writer not in kept]
 
 
-def _without_table(pond: PondRecord, resident: ResidentRecord, table: str) -> PondRecord:
+def _without_table(pond: PondRecord, name: str, table: str) -> PondRecord:
+    resident = pond.residents.get(name)
+    if resident is None:
+        raise unknown_table(table, ())
     left = kind_of(resident.spec).without(resident.spec, table)
     if left is None:
         return forget(pond, Forget(resident.spec.name))

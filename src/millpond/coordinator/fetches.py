@@ -17,14 +17,14 @@ from millpond.wire.questions import Answered, AskPending, Drain, Pending, Pin, P
 
 def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[PondRecord, Pinned]:
     """Fixes U for a turn of a fetcher. `update_progress` is U as it is published now."""
-    resident = resident_of(pond, message.state)
+    resident = resident_of(pond, message.resident)
     fetcher = _fetcher_of(resident, message.fetcher)
     asking = fetcher.queries.get(message.query)
     known = next((p for p in asking.pins if p.turn == message.turn), None) if asking is not None else None
     if known is None:
         if asking is None:
             check_first(
-                message.state,
+                message.resident,
                 message.fetcher,
                 list(fetcher.queries),
                 message.query,
@@ -92,7 +92,7 @@ def _check_next(pins: tuple[PinRecord, ...], message: Pin) -> None:
 
 def answered(pond: PondRecord, message: Answered) -> PondRecord:
     """What is left waiting of a turn, and how far the fetcher's progress may move with it."""
-    resident = resident_of(pond, message.state)
+    resident = resident_of(pond, message.resident)
     fetcher = _fetcher_of(resident, message.fetcher)
     asking = fetcher.queries.get(message.query, AskingRecord())
     if not asking.pins or asking.pins[-1].turn != message.turn:
@@ -119,7 +119,7 @@ def answered(pond: PondRecord, message: Answered) -> PondRecord:
 
 def pending(pond: PondRecord, message: AskPending, update_progress: Progress) -> Pending:
     """`update_progress` is U as it is published now."""
-    fetcher = _fetcher_of(resident_of(pond, message.state), message.fetcher)
+    fetcher = _fetcher_of(resident_of(pond, message.resident), message.fetcher)
     every = {query: asking.pins for query, asking in fetcher.queries.items() if asking.pins}
     # Of each query the last turn that was answered: what it left waiting waits, also while the next one runs.
     newest = [done[-1] for pins in every.values() if (done := [pin for pin in pins if pin.answered])]

@@ -190,8 +190,8 @@ class CoordinatorService:
                 self._move_progress(resident, lambda record: updates.report(record, message))
             case Pin():
                 return self._pin(message)
-            case Answered(state):
-                self._move_progress(state, lambda record: fetches.answered(record, message))
+            case Answered(resident):
+                self._move_progress(resident, lambda record: fetches.answered(record, message))
             case Checkpoint():
                 self._checkpoint_all()
                 self._tidying.tidy()
@@ -209,9 +209,9 @@ class CoordinatorService:
                 return self._slices.locate(self._root)
             case AskProgress(resident):
                 return self._commits.progress(resident)
-            case AskPending(state):
+            case AskPending(resident):
                 with self._memory.lock:
-                    return fetches.pending(self._record, message, self._commits.progress(state).update)
+                    return fetches.pending(self._record, message, self._commits.progress(resident).update)
             case AskMetrics():
                 return self._metrics()
         raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
@@ -272,10 +272,10 @@ class CoordinatorService:
     def _pin(self, message: Pin) -> Pinned:
         with self._memory.lock:
             before = self._record
-            record, pinned = fetches.pin(before, message, self._commits.progress(message.state).update)
+            record, pinned = fetches.pin(before, message, self._commits.progress(message.resident).update)
             if record is not before:
                 self._memory.write(record)
-        self._commits.tell_progress(message.state)
+        self._commits.tell_progress(message.resident)
         return pinned
 
     def _move_progress(self, resident: str, decide: Callable[[PondRecord], PondRecord]) -> None:

@@ -130,7 +130,7 @@ class Answering:
             watermark = max(self._asking.first_time(seen.newest) - delay, TIME_MIN)
         self._client.call(
             Answered(
-                state=self._asking.state,
+                resident=self._asking.state,
                 fetcher=self.name,
                 query=query,
                 turn=turn,

@@ -16,8 +16,7 @@ from millpond.stores.keys import Keys
 from millpond.stores.readiness import check_not_below, lowest_asked, positions, ready, served_below
 from millpond.stores.versioned import result_schema
 from millpond.times import Progress, TimeKind
-from millpond.wire.questions import Question
-from millpond.wire.specs import StateSpec
+from millpond.wire.states import Question, StateSpec
 
 
 class Questions(NamedTuple):

@@ -23,7 +23,7 @@ from millpond.stores import readiness
 from millpond.times import Progress, TimeKind, format_time
 from millpond.wire.base import check_name
 from millpond.wire.questions import AskProgress, ResidentProgress
-from millpond.wire.specs import StateSpec
+from millpond.wire.states import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

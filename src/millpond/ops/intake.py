@@ -29,7 +29,7 @@ from millpond.stores.ruleset import check_values
 from millpond.times import TimeKind, delay_for, format_time, parse_duration
 from millpond.wire.base import KindOfTime, Turn, check_name, writer_id
 from millpond.wire.epochs import EpochPlan, Receipt, Stage
-from millpond.wire.specs import StateSpec
+from millpond.wire.states import StateSpec
 
 
 class Rows(NamedTuple):

@@ -20,9 +20,9 @@ from millpond.txn import TransactionFunction, TransactionSet
 from millpond.txn import transaction as as_transaction
 from millpond.wire.base import LOCAL_QUERY, KindOfTime, check_name, writer_id
 from millpond.wire.epochs import EpochCommitted, EpochPlan, Receipt
+from millpond.wire.groups import GroupSpec, TransactionWork
 from millpond.wire.house import Register
 from millpond.wire.questions import AskProgress, ResidentProgress
-from millpond.wire.specs import GroupSpec, TransactionWork
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

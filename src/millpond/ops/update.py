@@ -13,7 +13,7 @@ from millpond.ops.committing import check_history, commit
 from millpond.ops.intake import Intake
 from millpond.wire.epochs import EpochCommitted
 from millpond.wire.house import Register
-from millpond.wire.specs import RowsWork, StateSpec
+from millpond.wire.states import RowsWork, StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

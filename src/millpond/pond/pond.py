@@ -20,7 +20,7 @@ from millpond.code.rules import (
     update_rule,
 )
 from millpond.code.tables import TableSpec
-from millpond.errors import BadOption, unknown_state, unknown_table
+from millpond.errors import BadOption, UnknownResident, unknown_state, unknown_table
 from millpond.ops.flow import Flow
 from millpond.ops.transactions import Transactions
 from millpond.pond.state import State
@@ -28,8 +28,10 @@ from millpond.pond.table import Table, default_row
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.wire.base import check_name
+from millpond.wire.groups import GroupSpec
 from millpond.wire.house import AskMetrics, Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
-from millpond.wire.specs import GroupSpec, Spec, StateSpec
+from millpond.wire.specs import Spec
+from millpond.wire.states import StateSpec
 
 
 class Owner(Protocol):
@@ -224,20 +226,26 @@ class Pond:
             raise BadOption("query= is a query of an operator", hint="give its name=, too", option="query")
         if name is not None:
             check_name(name, "the operator")
-        resident, table = self._named(what)
+        resident, table = self._found(what).place if isinstance(what, str) else what.place
         self._client.call(Forget(resident, name, query, table if name is None else None))
 
-    def _named(self, what: State | Table | str) -> tuple[str, str | None]:
-        """The resident that it is or is part of; and its name there, if it is a part."""
-        if isinstance(what, State):
-            return what.name, None
-        name = what.name if isinstance(what, Table) else check_name(what, "the state or table")
-        tables = self.tables()
-        if name in tables:
-            return tables[name].group, name
-        if isinstance(what, Table):
-            raise unknown_table(name, tables)
-        return name, None
+    def _found(self, name: str) -> State | Table:
+        """What has that name; no matter which it is, but it must be one."""
+        check_name(name, "the state or table")
+        states, tables = self.states(), self.tables()
+        found = [of_kind[name] for of_kind in (states, tables) if name in of_kind]
+        if len(found) > 1:
+            raise BadOption(
+                f"{name!r} is a State and a table",
+                hint=f"say which: pond.forget(pond.state({name!r})), or pond.table",
+                option="what",
+            )
+        if not found:
+            known = ", ".join(sorted({*states, *tables})) or "none yet"
+            raise UnknownResident(
+                f"there is no {name!r} in this pond", hint=f"it holds: {known}", resident=name
+            )
+        return found[0]
 
     def _locate(self) -> Placement:
         return self._client.call(Locate())

@@ -12,8 +12,8 @@ from millpond.errors import BadOption, RowsWaiting
 from millpond.stores.keys import decode_keys
 from millpond.stores.readiness import check_not_below, ready
 from millpond.times import TIME_MIN, Progress, TimeKind, format_time
-from millpond.wire.questions import ReadSlices, ResidentProgress
-from millpond.wire.specs import StateSpec
+from millpond.wire.questions import ResidentProgress
+from millpond.wire.states import ReadSlices, StateSpec
 
 
 def read_versions(client: Client, state: str, at: Progress, slices: Sequence[int] | None = None) -> pa.Table:

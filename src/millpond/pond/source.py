@@ -30,8 +30,9 @@ from millpond.pond.snapshots import (
 )
 from millpond.pond.table import Table
 from millpond.times import Progress, time_of
+from millpond.wire.groups import GroupSpec
 from millpond.wire.questions import AskProgress, ResidentProgress
-from millpond.wire.specs import GroupSpec, StateSpec
+from millpond.wire.states import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -21,7 +21,7 @@ from millpond.stores.ruleset import warn_if_interpreted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, time_of
 from millpond.wire.base import KindOfTime, check_name
 from millpond.wire.questions import AskProgress, Report, ResidentProgress
-from millpond.wire.specs import StateSpec
+from millpond.wire.states import StateSpec
 
 
 class State:
@@ -36,6 +36,11 @@ class State:
         self.name = spec.name
         self.key = spec.key
         self.value = spec.value
+
+    @property
+    def place(self) -> tuple[str, None]:
+        """The resident that it is; it is no part of one."""
+        return self.name, None
 
     def __repr__(self) -> str:
         return f"State({self.name!r}, key={self.key!r}, value={self.value!r})"

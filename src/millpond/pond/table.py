@@ -10,8 +10,7 @@ import pyarrow as pa
 from millpond.client.client import Client
 from millpond.errors import BadOption, MillpondError, NullKey, WrongType
 from millpond.schema import cast_column, describe_type
-from millpond.wire.questions import FindRows, ReadTable
-from millpond.wire.specs import GroupSpec
+from millpond.wire.groups import FindRows, GroupSpec, ReadTable
 
 
 def default_row(columns: pa.Schema, default: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -63,6 +62,11 @@ class Table:
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, key={self.key!r}, value={self.value!r}, default={self.default!r})"
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The resident that it is a part of, and its name there."""
+        return self.group, self.name
 
     @property
     def schema(self) -> pa.Schema:

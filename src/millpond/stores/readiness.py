@@ -16,7 +16,7 @@ from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, below_fetch_p
 
 if TYPE_CHECKING:
     from millpond.code.rules import FetchRule
-    from millpond.wire.specs import StateSpec
+    from millpond.wire.states import StateSpec
 
 Times: TypeAlias = Any
 """An int, an int64 array or a Spark column."""

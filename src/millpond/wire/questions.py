@@ -1,4 +1,4 @@
-"""Messages that ask: fetches, reads of slices, tables and outputs, and the turns of fetchers."""
+"""Messages that ask, whatever the kind: outputs of epochs, progress, and the turns of fetchers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from millpond.code.capture import Code
-from millpond.code.rules import FetchName
 from millpond.times import Progress
 from millpond.wire.base import (
-    CALL_S,
-    LONG_CALL_S,
     Call,
     Count,
     Done,
-    Exchange,
     KindOfTime,
     Message,
     Name,
     Query,
     Read,
-    SliceId,
     Turn,
     Writer,
     check_progress,
@@ -29,52 +23,6 @@ from millpond.wire.base import (
 from millpond.wire.epochs import History
 
 # Anyone to container
-
-
-class Question(Exchange[Done], frozen=True, tag=True):
-    """Questions to a State follow as one batch grouped by slice, with its per-slice counts.
-
-    Answers come in the same order. A read-only token may ask, but sends no code.
-    """
-
-    reads: ClassVar[bool] = True
-
-    rule: FetchName
-    code: Code | None = None
-    returns: str = ""
-
-    @property
-    def seconds(self) -> float:  # type: ignore[override]
-        """A rule of the user's own takes as long as it may."""
-        return CALL_S if self.code is None else LONG_CALL_S
-
-    @property
-    def brings_code(self) -> bool:  # type: ignore[override]
-        return self.code is not None
-
-
-class FindRows(Exchange[Done], frozen=True, tag=True):
-    """Keys of a table follow as one batch. Answers are the rows of those that are there."""
-
-    reads: ClassVar[bool] = True
-
-    table: Name
-
-
-class ReadSlices(Read, frozen=True, tag=True):
-    """One row per key of these slices: the newest version with time <= `at`; of all its versions if `at` is +inf."""
-
-    at: Progress
-    slices: list[SliceId]
-
-    def __post_init__(self) -> None:
-        check_progress(self.at)
-
-
-class ReadTable(Read, frozen=True, tag=True):
-    """Every row of a table, as whole epochs left it."""
-
-    table: Name
 
 
 class ReadOutputs(Read, frozen=True, tag=True):
@@ -108,7 +56,7 @@ class Pinned(Message, frozen=True, tag=True):
 class Pin(Call[Pinned], frozen=True, tag=True):
     """Fix what a fetcher's turn sees, before anything of it runs. Asked again, the answer is the same."""
 
-    state: Name
+    resident: Name
     fetcher: Name
     query: Query
     turn: Turn
@@ -122,7 +70,7 @@ class Answered(Call[Done], frozen=True, tag=True):
     will ask for no more new rows; None while it cannot tell.
     """
 
-    state: Name
+    resident: Name
     fetcher: Name
     query: Query
     turn: Turn
@@ -162,7 +110,7 @@ class Pending(Message, frozen=True, tag=True):
 class AskPending(Call[Pending], frozen=True, tag=True):
     reads: ClassVar[bool] = True
 
-    state: Name
+    resident: Name
     fetcher: Name
 
 

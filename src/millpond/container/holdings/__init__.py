@@ -7,7 +7,9 @@ from typing import Any
 from millpond.container.holdings.base import Holding, Means
 from millpond.container.holdings.group import GroupHolding
 from millpond.container.holdings.state import StateHolding
-from millpond.wire.specs import GroupSpec, Resident, Spec, StateSpec
+from millpond.wire.groups import GroupSpec
+from millpond.wire.specs import Resident, Spec
+from millpond.wire.states import StateSpec
 
 KINDS: dict[type[Any], type[Holding[Any]]] = {StateSpec: StateHolding, GroupSpec: GroupHolding}
 

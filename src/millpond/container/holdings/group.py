@@ -28,8 +28,9 @@ from millpond.stores.tables import TableStore
 from millpond.txn import TransactionSet, load_transactions
 from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
-from millpond.wire.questions import FindRows, ReadOutputs, ReadTable
-from millpond.wire.specs import GroupSpec, Resident, Spec, TransactionWork
+from millpond.wire.groups import FindRows, GroupSpec, ReadTable, TransactionWork
+from millpond.wire.questions import ReadOutputs
+from millpond.wire.specs import Resident, Spec
 
 REPORT_WAIT_S = 1.0
 

@@ -25,8 +25,8 @@ from millpond.stores.versioned import Ruleset, VersionedSlice, result_schema
 from millpond.times import TIME_MAX, TIME_MIN, Progress
 from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
-from millpond.wire.questions import Question, ReadSlices
-from millpond.wire.specs import Resident, RowsWork, Spec, StateSpec
+from millpond.wire.specs import Resident, Spec
+from millpond.wire.states import Question, ReadSlices, RowsWork, StateSpec
 
 
 class StateHolding(KeyedHolding[VersionedSlice]):

@@ -28,7 +28,7 @@ from millpond.testing.simulation.pond import SimPond
 from millpond.testing.simulation.scheduler import Process
 from millpond.times import Progress
 from millpond.wire.epochs import EpochPlan, Receipt
-from millpond.wire.specs import RowsWork
+from millpond.wire.states import RowsWork
 
 KEYS = 6
 SPAN = 10
