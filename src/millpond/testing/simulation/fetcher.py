@@ -55,6 +55,7 @@ class FetcherModel:
         self.state = state
         self.delay = delay
         self.epochs = epochs
+        self.begun = 0
         self.turns: dict[int, list[tuple[int, int, int, int | None]]] = {}
         self._answered: dict[int, int] = {}
         self.late: set[int] = set()
@@ -64,6 +65,10 @@ class FetcherModel:
             newest = max((row.at for row in rows), default=None)
             if delay is not None and newest is not None:
                 watermark = max(watermark, newest - delay)
+
+    def cut(self) -> None:
+        """The epochs that have begun stay, and one more."""
+        del self.epochs[self.begun + 1 :]
 
     def take(self, turn: Turn, rows: Sequence[tuple[int, int, int, int | None]]) -> None:
         """A sink that knows turns by their numbers: one that comes again must bring the same."""
@@ -137,6 +142,7 @@ class Fetcher(App):
             if self._chance.random() < 0.2 and not fetch.pending().unfinished:
                 self.say(f"drains: {fetch.drain()} rows wait")
             rows = model.epochs[self.committed]
+            model.begun = max(model.begun, self.committed + 1)
             self.say(f"asks epoch {self.committed}: {rows}", {row.key for row in rows})
             columns = zip(*rows, strict=True) if rows else ([], [], [])
             table = pa.table([pa.array(column, pa.int64()) for column in columns], schema=SCHEMA)

@@ -60,6 +60,11 @@ class LedgerModel:
             self.outcomes.append(outcomes)
             newest = max([newest, *(event.ts for event in timely)])
 
+    def cut(self) -> None:
+        """The epochs that have begun stay, and one more."""
+        count = self.begun + 1
+        del self.epochs[count:], self.outcomes[count:], self.balances[count + 1 :]
+
     def check_outcomes(self, epoch: int, outcomes: dict[int, bool]) -> None:
         if outcomes != self.outcomes[epoch]:
             raise Wrong(f"epoch {epoch} of {self.table} gave {outcomes}, not {self.outcomes[epoch]}")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from millpond.pond.pond import Pond
 from millpond.testing.simulation.apps import App, Chronicle, Wrong
 from millpond.testing.simulation.faults import Weather
-from millpond.testing.simulation.fetcher import Fetcher, draw_fetcher
+from millpond.testing.simulation.fetcher import Fetcher, FetcherModel, draw_fetcher
 from millpond.testing.simulation.kernel import Simulation
 from millpond.testing.simulation.ledger import LedgerModel, Teller, draw_ledger
 from millpond.testing.simulation.memory import scarce_memory
@@ -33,6 +33,8 @@ from millpond.testing.simulation.states import (
 )
 
 STEPS_MAX = 300_000
+PACE = 0.7
+"""Most epochs come while there are faults."""
 CALM_S_MAX = 400.0
 """Within this time of the last fault everybody has finished."""
 
@@ -50,10 +52,13 @@ class Scenario:
         self.readers: list[Reader] = []
         self._failed: Exception | None = None
         self.ledgers: list[LedgerModel] = []
+        self.fetches: list[FetcherModel] = []
         for number in range(chance.choice((1, 1, 2))):
             self._draw_state(f"state{number}")
         if chance.random() < 0.5:
             self._draw_ledger("accounts")
+        if chance.random() < 0.5:
+            self.apps.append(Passer(self.pond, self.chronicle, "passer", chance, self.storm_s / 8))
 
     def _draw_state(self, name: str) -> None:
         chance = self.chance
@@ -61,10 +66,11 @@ class Scenario:
         feeds = {f"{name}_feed{n}": draw_feed(chance, n, count, epochs) for n in range(count)}
         model = chance.choice((PutModel, AddModel))(name, feeds)
         self.models.append(model)
-        pause_s = self.storm_s / epochs
+        pause_s = PACE * self.storm_s / epochs
         if chance.random() < 0.5:
             questions = draw_fetcher(chance, model, epochs)
             model.compacts = questions.delay is not None
+            self.fetches.append(questions)
             self.apps.append(
                 Fetcher(self.pond, self.chronicle, f"{name}_fetcher", questions, chance, pause_s)
             )
@@ -78,7 +84,7 @@ class Scenario:
         epochs = self.chance.randint(1, 5)
         model = draw_ledger(self.chance, table, epochs)
         self.ledgers.append(model)
-        pause_s = self.storm_s / epochs
+        pause_s = PACE * self.storm_s / epochs
         self.apps.append(Teller(self.pond, self.chronicle, f"{table}_teller", model, self.chance, pause_s))
 
     # The run
@@ -96,10 +102,13 @@ class Scenario:
         sim.scheduler.sleep(self.storm_s)
         storms.end()
         sim.scheduler.note("the storms are over")
-        deadline = sim.scheduler.now + CALM_S_MAX
-        self._await(deadline, lambda: all(app.done for app in self.apps), "applications are not done")
+        # That all goes on again shows at one more epoch; many in calm weather show nothing more.
+        for model in [*self.models, *self.fetches, *self.ledgers]:
+            model.cut()
         for reader in self.readers:
             reader.stopping = True
+        deadline = sim.scheduler.now + CALM_S_MAX
+        self._await(deadline, lambda: all(app.done for app in self.apps), "applications are not done")
         self._await(deadline, lambda: all(reader.done for reader in self.readers), "readers are not done")
         while sim.network.travelling:
             sim.scheduler.sleep(10.0)
@@ -197,27 +206,48 @@ class Registrar(App):
 
 
 class Forgetter(App):
-    """Lets go of names whose work is done: what they did stays. A State that is forgotten comes back empty."""
+    """Lets go of names whose work is done: what they did stays."""
 
     def __init__(self, pond: SimPond, chronicle: Chronicle, models: list[StateModel]) -> None:
         super().__init__(pond, chronicle, "forgetter")
         self._models = models
 
     def work(self, pond: Pond, process: Process) -> None:
-        scratch = pond.state("scratch", key="long", value="long")
-        scratch.update(key="k", at="t", value="v", name="once")(pa.table({"k": [1], "t": [1], "v": [1]}), 0)
         for model in self._models:
             state = open_state(pond, model)
-            for name in [*state.progress().updaters, *state.progress().fetchers]:
+            progress = state.progress()
+            for name in [*progress.updaters, *progress.fetchers]:
                 pond.forget(state, name=name)
-        pond.forget(scratch)
-        scratch = pond.state("scratch", key="long", value="long")
-        scratch.update(key="k", at="t", value="v", name="once")(pa.table({"k": [2], "t": [2], "v": [2]}), 0)
-        scratch.finish("once")
-        rows = scratch.snapshot().to_pylist()
-        if rows != [{"key": 2, "time": 2, "value": 2}]:
-            raise Wrong(f"a State that was forgotten and opened anew holds {rows}")
-        pond.forget(scratch)
+
+
+class Passer(App):
+    """Opens a State, uses it and forgets it, again and again: each time it is empty."""
+
+    TIMES = 3
+
+    def __init__(
+        self, pond: SimPond, chronicle: Chronicle, name: str, chance: Random, pause_s: float
+    ) -> None:
+        super().__init__(pond, chronicle, name)
+        self._chance = chance
+        self._pause_s = pause_s
+        self._passed = 0
+
+    def work(self, pond: Pond, process: Process) -> None:
+        while self._passed < self.TIMES:
+            self.pause(process, self._pause_s)
+            number = self._passed
+            scratch = pond.state("scratch", key="long", value="long")
+            update = scratch.update(key="k", at="t", value="v", name="once")
+            update(pa.table({"k": [number], "t": [number], "v": [number]}), 0)
+            self.pause(process, self._pause_s)
+            scratch.finish("once")
+            rows = scratch.snapshot().to_pylist()
+            if rows != [{"key": number, "time": number, "value": number}]:
+                raise Wrong(f"a State that was forgotten and opened anew holds {rows}")
+            self.say(f"scratch {number} is used")
+            pond.forget(scratch)
+            self._passed += 1
 
 
 class Checker(App):

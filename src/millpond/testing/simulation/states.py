@@ -84,9 +84,30 @@ class StateModel(ABC):
         self.finished: set[str] = set()
         self.compacts = False
         self.progress_seen: Progress = -math.inf
+        self._values: dict[tuple[int, int], int | None] = {}
+        self._compute()
+
+    def cut(self) -> None:
+        """Of each feed the epochs that have begun stay, and one more.
+
+        What holds below U holds still: a row that was to come would be late there.
+        """
+        for name, feed in self.feeds.items():
+            del feed.epochs[self.begun[name] + 1 :]
+        self._values.clear()
+        self._compute()
 
     @abstractmethod
-    def value_at(self, key: int, at: int) -> int | None: ...
+    def _compute(self) -> None:
+        """From the feeds."""
+
+    def value_at(self, key: int, at: int) -> int | None:
+        if (key, at) not in self._values:
+            self._values[key, at] = self._value_at(key, at)
+        return self._values[key, at]
+
+    @abstractmethod
+    def _value_at(self, key: int, at: int) -> int | None: ...
 
     @abstractmethod
     def snapshot(self, below: Progress) -> dict[int, tuple[int, int]]:
@@ -126,19 +147,18 @@ class StateModel(ABC):
 
 
 class PutModel(StateModel):
-    def __init__(self, name: str, feeds: dict[str, Feed]) -> None:
-        super().__init__(name, feeds)
+    def _compute(self) -> None:
         self._oracle = Oracle(keep="all")
-        for updater in feeds:
+        for updater in self.feeds:
             self._oracle.register_updater(updater)
-        for updater, feed in feeds.items():
+        for updater, feed in self.feeds.items():
             marks = self.watermarks[updater] = [-math.inf]
             for epoch, rows in enumerate(feed.epochs):
                 ordered = sorted(rows, key=lambda row: row.seq)
                 self._oracle.update(updater, epoch, [row[:3] for row in ordered], feed.delay)
                 marks.append(self._oracle.updaters[updater].progress)
 
-    def value_at(self, key: int, at: int) -> int | None:
+    def _value_at(self, key: int, at: int) -> int | None:
         upto = [value for time, value in self._oracle.raw(key) if time <= at]
         return upto[-1] if upto else None
 
@@ -156,10 +176,9 @@ class AddModel(StateModel):
 
     rule = add()
 
-    def __init__(self, name: str, feeds: dict[str, Feed]) -> None:
-        super().__init__(name, feeds)
+    def _compute(self) -> None:
         self._timely: list[Row] = []
-        for updater, feed in feeds.items():
+        for updater, feed in self.feeds.items():
             marks = self.watermarks[updater] = [-math.inf]
             for rows in feed.epochs:
                 timely = [row for row in rows if row.time >= marks[-1]]
@@ -167,7 +186,7 @@ class AddModel(StateModel):
                 newest = max((row.time for row in timely), default=-math.inf)
                 marks.append(max(marks[-1], newest - feed.delay))
 
-    def value_at(self, key: int, at: int) -> int | None:
+    def _value_at(self, key: int, at: int) -> int | None:
         values = [row.value for row in self._timely if row.key == key and row.time <= at]
         return sum(values) if values else None
 
