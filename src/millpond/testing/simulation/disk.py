@@ -76,14 +76,14 @@ class SimFiles:
 
     def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
         disk = self._change("write", path)
-        content = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers)
         if disk.full or disk.scheduler.random.random() < disk.scheduler.switching:
+            content = b"".join(memoryview(buffer).cast("B") for buffer in buffers)
             disk.content.write(path, [content[: len(content) // 2]])
             self._pass_time()
         if disk.full:
             disk.faults.fire("disk full", str(path))
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        disk.content.write(path, [content])
+        disk.content.write(path, buffers)
 
     def sync(self, path: AnyPath) -> None:
         disk = self._change("sync", path)

@@ -40,6 +40,8 @@ REOPEN_S = 0.5
 UPKEEP_S = (0.3, 30.0)
 """Of containers: how often it comes is drawn, so that slices rest on their logs for a short time, or for long."""
 COORDINATOR_UPKEEP_S = 1.0
+CALM_UPKEEP_S = 5.0
+"""When the storms are over, it comes more rarely."""
 ORPHAN_S = 0.2
 
 
@@ -227,7 +229,8 @@ def maintain(faults: Faults, process: Process, every_s: float, work: Callable[[]
     """Upkeep goes on, whatever went wrong once."""
     while True:
         _once(process, work)
-        process.runtime.sleep(faults.duration(every_s))
+        calm_s = 0.0 if faults.weather.is_foul else CALM_UPKEEP_S
+        process.runtime.sleep(faults.duration(max(every_s, calm_s)))
 
 
 def _once(process: Process, work: Callable[[], object]) -> None:
