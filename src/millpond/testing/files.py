@@ -276,9 +276,7 @@ class LossyFiles:
         gone = {change.name for change in changes if isinstance(change, _DirectoryRemoval)}
         settled = set(map(id, changes))
         self._pending = [
-            change
-            for change in self._pending
-            if id(change) not in settled and change.directory not in gone
+            change for change in self._pending if id(change) not in settled and change.directory not in gone
         ]
 
     def _change(self, path: str, inode: _Inode | None, freed: str | None = None) -> None:

@@ -13,7 +13,7 @@ from millpond.testing.simulation.scheduler import Died, Process
 
 RESTART_S = 1.0
 RETRY_S = 0.5
-CALM_PAUSE_S = 0.2
+CALM_PAUSE_S = 0.5
 LINES_MAX = 2000
 
 
@@ -90,4 +90,6 @@ class App(ABC):
     def pause(self, process: Process, mean_s: float) -> None:
         """Short when the storms are over: then there is nothing to wait for."""
         faults = self.pond.sim.faults
-        process.runtime.sleep(faults.duration(mean_s if faults.weather.is_foul else min(mean_s, CALM_PAUSE_S)))
+        process.runtime.sleep(
+            faults.duration(mean_s if faults.weather.is_foul else min(mean_s, CALM_PAUSE_S))
+        )

@@ -55,7 +55,8 @@ class FetcherModel:
         self.state = state
         self.delay = delay
         self.epochs = epochs
-        self.begun = 0
+        self.committed = 0
+        """The checkpoint: epochs that returned."""
         self.turns: dict[int, list[tuple[int, int, int, int | None]]] = {}
         self._answered: dict[int, int] = {}
         self.late: set[int] = set()
@@ -67,8 +68,8 @@ class FetcherModel:
                 watermark = max(watermark, newest - delay)
 
     def cut(self) -> None:
-        """The epochs that have begun stay, and one more."""
-        del self.epochs[self.begun + 1 :]
+        """The epochs that have begun stay; one more where none is on its way."""
+        del self.epochs[self.committed + 1 :]
 
     def take(self, turn: Turn, rows: Sequence[tuple[int, int, int, int | None]]) -> None:
         """A sink that knows turns by their numbers: one that comes again must bring the same."""
@@ -127,7 +128,6 @@ class Fetcher(App):
     ) -> None:
         super().__init__(pond, chronicle, name)
         self.model = model
-        self.committed = 0
         self._chance = chance
         self._pause_s = pause_s
 
@@ -137,17 +137,16 @@ class Fetcher(App):
         fetch = StreamFetch(pond, model.state.name, self.name, model.delay, self._take)
         if not fetch.pending().unfinished:
             fetch.drain()  # one that was interrupted goes on first
-        while self.committed < len(model.epochs):
+        while model.committed < len(model.epochs):
             self.pause(process, self._pause_s)
             if self._chance.random() < 0.2 and not fetch.pending().unfinished:
                 self.say(f"drains: {fetch.drain()} rows wait")
-            rows = model.epochs[self.committed]
-            model.begun = max(model.begun, self.committed + 1)
-            self.say(f"asks epoch {self.committed}: {rows}", {row.key for row in rows})
+            rows = model.epochs[model.committed]
+            self.say(f"asks epoch {model.committed}: {rows}", {row.key for row in rows})
             columns = zip(*rows, strict=True) if rows else ([], [], [])
             table = pa.table([pa.array(column, pa.int64()) for column in columns], schema=SCHEMA)
-            fetch(table, Turn(self.committed))  # type: ignore[arg-type]
-            self.committed += 1
+            fetch(table, Turn(model.committed))  # type: ignore[arg-type]
+            model.committed += 1
         while fetch.drain():
             self.pause(process, self._pause_s)
         model.check_complete()

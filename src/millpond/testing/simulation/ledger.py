@@ -61,8 +61,8 @@ class LedgerModel:
             newest = max([newest, *(event.ts for event in timely)])
 
     def cut(self) -> None:
-        """The epochs that have begun stay, and one more."""
-        count = self.begun + 1
+        """The epochs that have begun stay; one more where none is on its way."""
+        count = self.acknowledged + 1
         del self.epochs[count:], self.outcomes[count:], self.balances[count + 1 :]
 
     def check_outcomes(self, epoch: int, outcomes: dict[int, bool]) -> None:

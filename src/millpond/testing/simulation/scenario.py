@@ -33,7 +33,7 @@ from millpond.testing.simulation.states import (
 )
 
 STEPS_MAX = 300_000
-PACE = 0.7
+PACE = 0.5
 """Most epochs come while there are faults."""
 CALM_S_MAX = 400.0
 """Within this time of the last fault everybody has finished."""
@@ -77,7 +77,7 @@ class Scenario:
         for feed in feeds:
             self.apps.append(Updater(self.pond, self.chronicle, feed, model, chance, pause_s))
         self.readers.append(
-            Reader(self.pond, self.chronicle, f"{name}_reader", model, chance, self.storm_s / 8)
+            Reader(self.pond, self.chronicle, f"{name}_reader", model, chance, self.storm_s / 16)
         )
 
     def _draw_ledger(self, table: str) -> None:
@@ -129,7 +129,7 @@ class Scenario:
     def _finish(self) -> None:
         """Everything is compared; then once more after names were forgotten, and the pond was opened anew."""
         self._check_all("the end")
-        Forgetter(self.pond, self.chronicle, self.models).live()
+        Forgetter(self.pond, self.chronicle, self.models, self.chance).live()
         assert self.pond.driver is not None
         self.pond.driver.kill()
         self._check_all("the end, opened anew")
@@ -206,18 +206,20 @@ class Registrar(App):
 
 
 class Forgetter(App):
-    """Lets go of names whose work is done: what they did stays."""
+    """Lets go of some names whose work is done: what they did stays."""
 
-    def __init__(self, pond: SimPond, chronicle: Chronicle, models: list[StateModel]) -> None:
+    def __init__(self, pond: SimPond, chronicle: Chronicle, models: list[StateModel], chance: Random) -> None:
         super().__init__(pond, chronicle, "forgetter")
         self._models = models
+        self._chance = chance
 
     def work(self, pond: Pond, process: Process) -> None:
         for model in self._models:
             state = open_state(pond, model)
             progress = state.progress()
             for name in [*progress.updaters, *progress.fetchers]:
-                pond.forget(state, name=name)
+                if self._chance.random() < 0.5:
+                    pond.forget(state, name=name)
 
 
 class Passer(App):
@@ -273,9 +275,12 @@ class Checker(App):
             check_snapshot(model, snapshot, progress.update)
             oldest = 0 if progress.fetch == -math.inf else int(progress.fetch)
             newest = max([oldest, *(time + 1 for time, _ in snapshot.values())])
-            questions = [(key, at) for key in range(KEYS) for at in range(oldest, newest + 1)]
-            keys, times = zip(*questions, strict=True)
-            answers = state.fetch(key="k", at="t", into="v").now(pa.table({"k": keys, "t": times}))
+            times = {key: model.turning_points(key) | {oldest, newest} for key in range(KEYS)}
+            questions = [(key, at) for key in times for at in sorted(times[key]) if oldest <= at <= newest]
+            asked = pa.table(
+                [pa.array(column, pa.int64()) for column in zip(*questions, strict=True)], ["k", "t"]
+            )
+            answers = state.fetch(key="k", at="t", into="v").now(asked)
             check_answers(model, list(zip(*(answers[name].to_pylist() for name in "ktv"), strict=True)))
 
 

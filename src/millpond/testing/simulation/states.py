@@ -88,12 +88,12 @@ class StateModel(ABC):
         self._compute()
 
     def cut(self) -> None:
-        """Of each feed the epochs that have begun stay, and one more.
+        """Of each feed the epochs that have begun stay; one more where none is on its way.
 
         What holds below U holds still: a row that was to come would be late there.
         """
         for name, feed in self.feeds.items():
-            del feed.epochs[self.begun[name] + 1 :]
+            del feed.epochs[self.acknowledged[name] + 1 :]
         self._values.clear()
         self._compute()
 
@@ -108,6 +108,13 @@ class StateModel(ABC):
 
     @abstractmethod
     def _value_at(self, key: int, at: int) -> int | None: ...
+
+    def turning_points(self, key: int) -> set[int]:
+        """Times at which another value would show, if the pond held a version too many, too few, or a wrong one."""
+        times = {
+            row.time for feed in self.feeds.values() for rows in feed.epochs for row in rows if row.key == key
+        }
+        return {time + step for time in times for step in (-1, 0, 1)}
 
     @abstractmethod
     def snapshot(self, below: Progress) -> dict[int, tuple[int, int]]:
