@@ -13,21 +13,23 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from millpond.container import layout, recovery
+from millpond.container import recovery
 from millpond.container.core import Core
 from millpond.container.holdings.base import HeldSlice
 from millpond.container.holdings.group import GroupHolding
 from millpond.container.holdings.state import StateHolding
 from millpond.container.service import ContainerService
 from millpond.container.staging import Staged
-from millpond.coordinator import fetches
+from millpond.coordinator import catalogue, fetches, updates
 from millpond.coordinator.commits import Commits
 from millpond.coordinator.epochs import EpochCommit
 from millpond.coordinator.membership import Membership
 from millpond.coordinator.slices import Slices
+from millpond.coordinator.telling import Telling
 from millpond.durable import arrow_files
 from millpond.stores import readiness
 from millpond.testing import simulate
+from millpond.txn.run.interpreter import InterpretedFunction
 
 
 class Edit(NamedTuple):
@@ -125,6 +127,81 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         251,
         [Edit(ContainerService, "_check_order", "if order < self._order:", "if False:")],
     ),
+    "a transaction for which memory ran out is aborted": (
+        0,
+        [
+            Edit(
+                InterpretedFunction,
+                "run",
+                "except OF_THE_MACHINE:\n        raise\n",
+                "except ():\n        raise\n",
+            )
+        ],
+    ),
+    "a container whose restart failed is given up": (
+        0,
+        [
+            Edit(
+                Membership,
+                "recover",
+                "if self._closing or container not in self.members.members:",
+                "if self._closing or self.members.members[container].failures:",
+            )
+        ],
+    ),
+    "word of a new State is sent once": (
+        0,
+        [
+            Edit(
+                Telling,
+                "_tell",
+                "containers.ask_patiently(container, call)",
+                "with suppress(MillpondError):\n                    containers.ask(container, call)",
+            )
+        ],
+    ),
+    "F passes what the last epoch would ask again": (
+        0,
+        [
+            Edit(
+                catalogue,
+                "progressed",
+                "lowest += [pin.late_below for pin in asking.pins[last:]]",
+                "pass",
+            )
+        ],
+    ),
+    "F passes rows that wait": (
+        0,
+        [Edit(catalogue, "progressed", "if pin.waiting and pin.lowest is not None", "if False")],
+    ),
+    "damage of a file goes unnoticed": (
+        0,
+        [Edit(arrow_files, "_checked_payload", "if actual != checksum:", "if False:")],
+    ),
+    "rows count again in another query": (
+        0,
+        [Edit(updates, "check_first", 'if known and history == "continue":', "if False:")],
+    ),
+    "an epoch begins before the last one is answered": (
+        0,
+        [Edit(fetches, "_check_next", "if last is not None and not last.answered:", "if False:")],
+    ),
+    "what was staged is kept for ever": (
+        0,
+        [Edit(Staged, "expire", "if now_s - part.at_s > STAGED_S_MAX", "if False")],
+    ),
+    "a query that was given up is not forgotten": (
+        0,
+        [
+            Edit(
+                catalogue,
+                "forget",
+                "progressed(replace(fetcher, queries=asking))",
+                "progressed(fetcher)",
+            )
+        ],
+    ),
     "slices are left with nobody": (
         72,
         [Edit(Slices, "_carry_out", "self.containers.recover(container, broken=True)", "pass")],
@@ -166,8 +243,18 @@ def release(edit: Edit, patch: pytest.MonkeyPatch) -> None:
     )
     scope: dict[str, Any] = {}
     exec(code, module.__dict__, scope)
-    for holder in [edit.owner, layout] if edit.owner is arrow_files else [edit.owner]:
-        patch.setattr(holder, edit.name, scope[edit.name])
+    patch.setattr(edit.owner, edit.name, scope[edit.name])
+    for module in [module for name, module in sys.modules.items() if name.startswith("millpond.")]:
+        if getattr(module, edit.name, None) is function:  # imported by name
+            patch.setattr(module, edit.name, scope[edit.name])
+
+
+@pytest.mark.parametrize("name", [*CANARIES, *SOUGHT])
+def test_a_canary_has_its_place_in_the_source(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for edit in (CANARIES | SOUGHT)[name][1]:
+        kept = getattr(edit.owner, edit.name)
+        release(edit, monkeypatch)
+        assert getattr(edit.owner, edit.name) is not kept
 
 
 SEEDS_MAX = 400

@@ -217,6 +217,16 @@ class SimPond:
         dial = self.sim.network.dialer(process)
         return Pond(Client(dial(ADDRESS), dial, process.runtime, files=self.sim.disk.files(process)), ADDRESS)
 
+    def expire(self, seconds: float) -> None:
+        """So much time passes for containers: nothing is staged any more."""
+        assert self.hosting is not None
+        for container, process in list(self.hosting.processes.items()):
+            process.clock_ahead_s += seconds
+            service = self.hosting.services[container]
+            process.run(service.maintain)
+            staged = process.run(lambda core=service.core: core.rows_staged)  # type: ignore[misc]
+            assert staged == 0, f"container {container} holds {staged} rows that were staged long ago"
+
     def validate(self) -> None:
         """Every container serves, and its invariants hold."""
         assert self.hosting is not None

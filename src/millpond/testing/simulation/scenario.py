@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from random import Random
 
 import pyarrow as pa
 
+from millpond.container.staging import STAGED_S_MAX
+from millpond.errors import RuleInterpreted
 from millpond.pond.pond import Pond
 from millpond.testing.simulation.apps import App, Chronicle, Wrong
 from millpond.testing.simulation.faults import Weather
@@ -68,12 +71,13 @@ class Scenario:
         self.models.append(model)
         pause_s = PACE * self.storm_s / epochs
         if chance.random() < 0.5:
-            questions = draw_fetcher(chance, model, epochs)
-            model.compacts = questions.delay is not None
-            self.fetches.append(questions)
-            self.apps.append(
-                Fetcher(self.pond, self.chronicle, f"{name}_fetcher", questions, chance, pause_s)
-            )
+            queries = draw_fetcher(chance, model, f"{name}_fetcher", epochs)
+            model.compacts = any(one.delay is not None or one.reports for one in queries)
+            self.fetches += queries
+            for number, one in enumerate(queries):
+                self.apps.append(
+                    Fetcher(self.pond, self.chronicle, f"{one.name}{number or ''}", one, chance, pause_s)
+                )
         for feed in feeds:
             self.apps.append(Updater(self.pond, self.chronicle, feed, model, chance, pause_s))
         self.readers.append(
@@ -103,7 +107,8 @@ class Scenario:
         storms.end()
         sim.scheduler.note("the storms are over")
         # That all goes on again shows at one more epoch; many in calm weather show nothing more.
-        for model in [*self.models, *self.fetches, *self.ledgers]:
+        drawn: list[StateModel | FetcherModel | LedgerModel] = [*self.models, *self.fetches, *self.ledgers]
+        for model in drawn:
             model.cut()
         for reader in self.readers:
             reader.stopping = True
@@ -129,6 +134,7 @@ class Scenario:
     def _finish(self) -> None:
         """Everything is compared; then once more after names were forgotten, and the pond was opened anew."""
         self._check_all("the end")
+        self.pond.expire(2 * STAGED_S_MAX)
         Forgetter(self.pond, self.chronicle, self.models, self.chance).live()
         assert self.pond.driver is not None
         self.pond.driver.kill()
@@ -159,7 +165,8 @@ class Scenario:
     def report(self) -> Report:
         failure = ""
         try:
-            with scarce_memory(self.sim, self.pond.checkpoint_soon):
+            with scarce_memory(self.sim, self.pond.checkpoint_soon), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuleInterpreted)
                 self.sim.scheduler.run(self.run)
             if self._failed is not None:
                 raise self._failed

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from millpond.code.rules import add, put
-from millpond.errors import BelowFetchProgress
+from millpond.errors import BelowFetchProgress, OtherQuery
 from millpond.ops.committing import EpochName, StagedEpoch, commit, turn_of
 from millpond.ops.intake import Intake, Part
 from millpond.ops.update import Update
@@ -26,13 +26,16 @@ from millpond.testing.simulation.apps import App, Chronicle, Wrong
 from millpond.testing.simulation.pond import SimPond
 from millpond.testing.simulation.scheduler import Process
 from millpond.times import Progress
-from millpond.wire.epochs import EpochPlan, Receipt
+from millpond.wire.epochs import EpochCommitted, EpochPlan, Receipt
 from millpond.wire.specs import RowsWork
 
 KEYS = 6
 SPAN = 10
 """How far times go on from one epoch to the next."""
 WATCH_TIMES = 20
+STARTING_OVER = 0.1
+DESERTING = 0.3
+DESERTED_AT = 10**6
 
 
 class Row(NamedTuple):
@@ -249,19 +252,45 @@ class Updater(App):
         intake = Intake(state._spec, "k", "t", "v", self.feed.delay, "drop", self.name, seq)  # noqa: SLF001
         while self.committed < len(self.feed.epochs):
             self.pause(process, self._pause_s)
+            if self.committed and self._chance.random() < STARTING_OVER:
+                self._start_over(pond, intake)
             self._send(pond, intake, self.committed)
+            self.linger(process, self._chance)
             self.committed += 1
+        if self._chance.random() < DESERTING:
+            self._desert(pond, intake)
         self.model.finishing.add(self.name)
         state.finish(self.name)
         self.model.finished.add(self.name)
         self.say("finished")
 
     def _send(self, pond: Pond, intake: Intake, epoch: int) -> None:
-        client, rows, turn = pond._client, self.feed.epochs[epoch], turn_of(epoch)  # noqa: SLF001
+        rows = self.feed.epochs[epoch]
         keys = {row.key for row in rows}
         self.model.begin(self.name, epoch)
         self.say(f"begins epoch {epoch} of {self.model.name}: {_brief(rows)}", keys)
-        query = f"q-{self.name}"
+        committed = self._commit(pond, intake, epoch, f"q-{self.name}")
+        self.model.acknowledge(self.name, epoch)
+        again = ", once more" if committed.replayed else ""
+        self.say(f"epoch {epoch} of {self.model.name} is acknowledged{again}", keys)
+
+    def _start_over(self, pond: Pond, intake: Intake) -> None:
+        """The checkpoint is gone: under another query id the rows would count again."""
+        try:
+            self._commit(pond, intake, 0, f"other-{self.name}")
+        except OtherQuery:
+            return
+        raise Wrong(f"{self.name} began anew in another query, and was not refused")
+
+    def _desert(self, pond: Pond, intake: Intake) -> None:
+        """Stages an epoch that nobody commits."""
+        part = Part(f"q-{self.name}", turn_of(len(self.feed.epochs)), 0)
+        rows = [Row(key, DESERTED_AT, 0, 0) for key in range(KEYS)]
+        intake.stage(pond._client, _table(rows), EpochPlan(-math.inf, "long", False), part)  # noqa: SLF001
+        self.say("stages rows and leaves them")
+
+    def _commit(self, pond: Pond, intake: Intake, epoch: int, query: str) -> EpochCommitted:
+        client, rows, turn = pond._client, self.feed.epochs[epoch], turn_of(epoch)  # noqa: SLF001
 
         def stage(plan: EpochPlan) -> StagedEpoch:
             parts = self._partitions(rows)
@@ -277,10 +306,7 @@ class Updater(App):
             return StagedEpoch(client.runtime.map(task, list(range(len(parts)))), "long")
 
         name = EpochName(self.model.name, self.name, query, turn)
-        committed = commit(client, name, stage, intake.delay, RowsWork(), "continue")
-        self.model.acknowledge(self.name, epoch)
-        again = ", once more" if committed.replayed else ""
-        self.say(f"epoch {epoch} of {self.model.name} is acknowledged{again}", keys)
+        return commit(client, name, stage, intake.delay, RowsWork(), "continue")
 
     def _partitions(self, rows: Sequence[Row]) -> list[list[Row]]:
         """The rows in several partitions, others each time; in each of them in their order."""
