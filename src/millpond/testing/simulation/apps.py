@@ -16,7 +16,7 @@ from millpond.testing.simulation.scheduler import Died, Process
 RESTART_S = 1.0
 RETRY_S = 0.5
 CALM_PAUSE_S = 0.5
-LINGERING, LINGER_S = 0.3, 2.0
+LINGERING, LINGER_S, KILLED = 0.2, 2.0, 0.15
 LINES_MAX = 2000
 
 
@@ -96,8 +96,12 @@ class App(ABC):
 
     def linger(self, process: Process, chance: Random) -> None:
         """An epoch is done, and the checkpoint does not say so yet: who is killed here sends it once more."""
-        if chance.random() < LINGERING:
+        draw, faults = chance.random(), self.pond.sim.faults
+        if draw < LINGERING:
             self.pause(process, LINGER_S)
+        elif draw > 1 - KILLED and faults.weather.is_foul:
+            faults.fire("kill before a checkpoint", process.name)
+            process.kill()
 
     def pause(self, process: Process, mean_s: float) -> None:
         """Short when the storms are over: then there is nothing to wait for."""

@@ -89,7 +89,7 @@ class Weather:
             jump_every_s=every(5, 200),
             jump_s=between(0.1, 1000),
             crash_every_s=every(20, 500),
-            flipped=rate(0.3),
+            flipped=rate(0.6),
         )
 
 
