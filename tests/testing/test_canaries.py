@@ -202,6 +202,10 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
             )
         ],
     ),
+    "a container counts while its successor recovers": (
+        87,
+        [Edit(Membership, "_bring_up", "self.members.ended(container)", "pass")],
+    ),
     "slices are left with nobody": (
         29,
         [Edit(Slices, "_carry_out", "self.containers.recover(container, broken=True)", "pass")],
@@ -213,10 +217,6 @@ SOUGHT: dict[str, tuple[int, list[Edit]]] = {
     "a late prepare counts": (
         284,
         [Edit(Core, "begin", "if message.ballot < self._ballots.get(message.resident, 0):", "if False:")],
-    ),
-    "a container counts while its successor recovers": (
-        331,
-        [Edit(Membership, "_bring_up", "self.members.ended(container)", "pass")],
     ),
     "files of the last owner go before the journal knows": (
         0,

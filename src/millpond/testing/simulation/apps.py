@@ -94,12 +94,12 @@ class App(ABC):
         self.chronicle.lines.append(Line(scheduler.now, self.name, what, frozenset(keys)))
         scheduler.note(what, self.name)
 
-    def linger(self, process: Process, chance: Random) -> None:
+    def linger(self, process: Process, chance: Random, killed: float = KILLED) -> None:
         """An epoch is done, and the checkpoint does not say so yet: who is killed here sends it once more."""
         draw, faults = chance.random(), self.pond.sim.faults
         if draw < LINGERING:
             self.pause(process, LINGER_S)
-        elif draw > 1 - KILLED and faults.weather.is_foul:
+        elif draw > 1 - killed and faults.weather.is_foul:
             faults.fire("kill before a checkpoint", process.name)
             process.kill()
 

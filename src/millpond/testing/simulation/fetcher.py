@@ -205,7 +205,7 @@ class Fetcher(App):
             columns = zip(*rows, strict=True) if rows else ([], [], [])
             table = pa.table([pa.array(column, pa.int64()) for column in columns], schema=SCHEMA)
             fetch(table, Turn(Epoch(model.committed)))
-            self.linger(process, self._chance)
+            self.linger(process, self._chance, killed=0.3)
             model.committed += 1
             while model.partner is not None and not model.partner.committed:
                 self.pause(process, self._pause_s)

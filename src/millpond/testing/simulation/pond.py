@@ -221,6 +221,8 @@ class SimPond:
         """So much time passes for containers: nothing is staged any more."""
         assert self.hosting is not None
         for container, process in list(self.hosting.processes.items()):
+            if not process.alive:  # it had no room to start, and is tried again
+                continue
             process.clock_ahead_s += seconds
             service = self.hosting.services[container]
             process.run(service.maintain)

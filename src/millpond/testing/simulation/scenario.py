@@ -36,7 +36,7 @@ from millpond.testing.simulation.states import (
 )
 
 STEPS_MAX = 300_000
-PACE = 0.5
+PACE = 0.8
 """Most epochs come while there are faults."""
 CALM_S_MAX = 400.0
 """Within this time of the last fault everybody has finished."""
@@ -85,7 +85,7 @@ class Scenario:
         )
 
     def _draw_ledger(self, table: str) -> None:
-        epochs = self.chance.randint(1, 5)
+        epochs = self.chance.randint(2, 8)
         model = draw_ledger(self.chance, table, epochs)
         self.ledgers.append(model)
         pause_s = PACE * self.storm_s / epochs
