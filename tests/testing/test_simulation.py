@@ -33,6 +33,9 @@ FAULTS = {
     "slices moved",
     "slow sync",
     "stop",
+    "bit flipped",
+    "kill before a checkpoint",
+    "out of memory in a transaction",
     "unsynced lost",
 }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
@@ -28,6 +28,9 @@ TEMPORARY: Final = ".tmp"
 _TRAILER: Final = struct.Struct("<8sIQI")
 _PREFIX: Final = b"millpond."
 _VERSION_KEY: Final = _PREFIX + b"version"
+_OPTIONS: Final = pa.ipc.IpcWriteOptions()
+SMALL_BYTES_MAX: Final = 64 << 10
+"""Up to this, a copy costs less than handing over buffers one by one."""
 
 
 def write_table_file(
@@ -133,11 +136,20 @@ def _payload(
         raise BadOption("the metadata key 'version' is the file format's own", option="metadata")
     _, others = _split_metadata(schema)
     full = schema.with_metadata({**(others or {}), **ours, _VERSION_KEY: str(VERSION).encode()})
+    batches = list(batches)
+    if sum(batch.nbytes for batch in batches) <= SMALL_BYTES_MAX:
+        copied = pa.BufferOutputStream()
+        _write_stream(copied, full, batches)
+        return [copied.getvalue()]
     sink = _Buffers()
-    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), full) as writer:
+    _write_stream(pa.PythonFile(sink, mode="w"), full, batches)
+    return sink.written
+
+
+def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+    with pa.ipc.new_stream(sink, schema, options=_OPTIONS) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    return sink.written
 
 
 class _Buffers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
 import pyarrow as pa
@@ -94,6 +95,11 @@ def parse_ddl(ddl: str, bare: str) -> pa.Schema:
             f"a type is a DDL string, not {type(ddl).__name__}",
             hint='write it as in "ad long, region string"',
         )
+    return _parse(ddl, bare)
+
+
+@lru_cache(maxsize=256)
+def _parse(ddl: str, bare: str) -> pa.Schema:
     return _Parser(ddl).schema(bare)
 
 

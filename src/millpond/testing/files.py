@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NoReturn, TypeAlias
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ import pyarrow as pa
 from millpond.durable.crashpoints import SimulatedCrash
 from millpond.durable.files import AnyBuffer, AnyPath
 
+_dirname = lru_cache(maxsize=4096)(os.path.dirname)
+_normalized = lru_cache(maxsize=4096)(os.path.abspath)
 Loss: TypeAlias = Literal["nothing", "all", "content", "names", "some"]
 
 
@@ -93,10 +96,10 @@ class LossyFiles:
     # Files
 
     def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
-        content = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers)
+        content = b"".join(memoryview(buffer).cast("B") for buffer in buffers)
         with self._lock:
             path = self._path(path)
-            self._check_directory(os.path.dirname(path))
+            self._check_directory(_dirname(path))
             if path in self._directories:
                 raise IsADirectoryError(21, "Is a directory", path)
             if path not in self._names:
@@ -112,10 +115,10 @@ class LossyFiles:
         with self._lock:
             source, target = self._path(source), self._path(target)
             inode = self._inode(source)
-            self._check_directory(os.path.dirname(target))
+            self._check_directory(_dirname(target))
             if source == target:
                 return
-            if os.path.dirname(source) == os.path.dirname(target):
+            if _dirname(source) == _dirname(target):
                 self._change(target, inode, freed=source)
             else:
                 self._change(target, inode)
@@ -137,7 +140,7 @@ class LossyFiles:
             if path in self._names:
                 raise NotADirectoryError(20, "Not a directory", path)
             everything = [*self._names, *self._directories - {"/"}]
-            return sorted(os.path.basename(name) for name in everything if os.path.dirname(name) == path)
+            return sorted(os.path.basename(name) for name in everything if _dirname(name) == path)
 
     def remove(self, path: AnyPath) -> None:
         with self._lock:
@@ -252,7 +255,8 @@ class LossyFiles:
     def _path(self, path: AnyPath) -> str:
         if self._halted is not None:
             raise SimulatedCrash(self._halted)
-        return os.path.abspath(path)
+        path = os.fspath(path)
+        return _normalized(path) if os.path.isabs(path) else os.path.abspath(path)
 
     def _inode(self, path: str) -> _Inode:
         if path in self._directories:
@@ -270,12 +274,13 @@ class LossyFiles:
         for change in changes:
             change.apply_to(self._durable_names)
         gone = {change.name for change in changes if isinstance(change, _DirectoryRemoval)}
+        settled = set(map(id, changes))
         self._pending = [
-            change for change in self._pending if change not in changes and change.directory not in gone
+            change for change in self._pending if id(change) not in settled and change.directory not in gone
         ]
 
     def _change(self, path: str, inode: _Inode | None, freed: str | None = None) -> None:
-        change = _NameChange(os.path.dirname(path), path, inode, freed)
+        change = _NameChange(_dirname(path), path, inode, freed)
         change.apply_to(self._names)
         self._pending.append(change)
 

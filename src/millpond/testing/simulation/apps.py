@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Iterable
+from random import Random
 from typing import NamedTuple
 
+from millpond.errors import CorruptFile
 from millpond.pond.pond import Pond
 from millpond.testing.simulation.pond import SimPond, is_weather
 from millpond.testing.simulation.scheduler import Died, Process
 
 RESTART_S = 1.0
 RETRY_S = 0.5
+CALM_PAUSE_S = 0.5
+LINGERING, LINGER_S, KILLED = 0.2, 2.0, 0.15
 LINES_MAX = 2000
 
 
@@ -76,15 +80,32 @@ class App(ABC):
                 self.work(self.pond.connect(process), process)
                 self.done = True
             except Exception as error:
-                if not is_weather(error):
+                if not is_weather(error) and not self._was_misread(error):
                     raise
                 self.say(f"failed: {error!r}"[:200])
                 process.runtime.sleep(self.pond.sim.faults.duration(RETRY_S))
+
+    def _was_misread(self, error: Exception) -> bool:
+        """Whether it says that a file is damaged that was, when it was read."""
+        return isinstance(error, CorruptFile) and error.attributes().get("path") in self.pond.sim.disk.flipped
 
     def say(self, what: str, keys: Iterable[Hashable] = ()) -> None:
         scheduler = self.pond.sim.scheduler
         self.chronicle.lines.append(Line(scheduler.now, self.name, what, frozenset(keys)))
         scheduler.note(what, self.name)
 
+    def linger(self, process: Process, chance: Random, killed: float = KILLED) -> None:
+        """An epoch is done, and the checkpoint does not say so yet: who is killed here sends it once more."""
+        draw, faults = chance.random(), self.pond.sim.faults
+        if draw < LINGERING:
+            self.pause(process, LINGER_S)
+        elif draw > 1 - killed and faults.weather.is_foul:
+            faults.fire("kill before a checkpoint", process.name)
+            process.kill()
+
     def pause(self, process: Process, mean_s: float) -> None:
-        process.runtime.sleep(self.pond.sim.faults.duration(mean_s))
+        """Short when the storms are over: then there is nothing to wait for."""
+        faults = self.pond.sim.faults
+        process.runtime.sleep(
+            faults.duration(mean_s if faults.weather.is_foul else min(mean_s, CALM_PAUSE_S))
+        )

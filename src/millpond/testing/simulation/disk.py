@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from millpond.durable.files import AnyBuffer, AnyPath
+from millpond.stores.waiting import WAITING
 from millpond.testing.files import Loss, LossyFiles
 from millpond.testing.simulation.faults import Faults
 from millpond.testing.simulation.scheduler import STEP_S, Process, Scheduler
@@ -30,6 +32,8 @@ class Disk:
         self.faults = faults
         self._full_until_s = 0.0
         self._strikes: list[_Strike] = []
+        self.flipped: set[str] = set()
+        """Files that were read with a bit flipped."""
 
     def files(self, process: Process) -> SimFiles:
         """The disk, as a process sees it."""
@@ -76,14 +80,14 @@ class SimFiles:
 
     def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
         disk = self._change("write", path)
-        content = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers)
         if disk.full or disk.scheduler.random.random() < disk.scheduler.switching:
+            content = b"".join(memoryview(buffer).cast("B") for buffer in buffers)
             disk.content.write(path, [content[: len(content) // 2]])
             self._pass_time()
         if disk.full:
             disk.faults.fire("disk full", str(path))
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        disk.content.write(path, [content])
+        disk.content.write(path, buffers)
 
     def sync(self, path: AnyPath) -> None:
         disk = self._change("sync", path)
@@ -99,7 +103,16 @@ class SimFiles:
         disk.content.sync_dir(path)
 
     def read(self, path: AnyPath) -> pa.Buffer:
-        return self._look().read(path)
+        content = self._look().read(path)
+        faults = self._disk.faults
+        if f"/{WAITING}/" in os.fspath(path) and faults.strikes(faults.weather.flipped):
+            self._disk.flipped.add(os.fspath(path))
+            faults.fire("bit flipped", str(path))
+            bit = int(self._disk.scheduler.random.random() * content.size * 8)
+            damaged = bytearray(content)
+            damaged[bit // 8] ^= 1 << bit % 8
+            return pa.py_buffer(bytes(damaged))
+        return content
 
     def list(self, path: AnyPath) -> list[str]:
         return self._look().list(path)

@@ -34,6 +34,8 @@ class Weather:
     slow: float = 0.0
     """Of syncs: those that take up to `slow_s`."""
     slow_s: float = 20.0
+    flipped: float = 0.0
+    """Of files of waiting rows: those that are read with a bit flipped. The next time they are read as they are."""
     short: float = 0.0
     """Of slices that an epoch is applied to: those at which memory runs out."""
     # On average so many seconds pass between two of a kind.
@@ -87,6 +89,7 @@ class Weather:
             jump_every_s=every(5, 200),
             jump_s=between(0.1, 1000),
             crash_every_s=every(20, 500),
+            flipped=rate(0.6),
         )
 
 

@@ -26,6 +26,15 @@ def transfer(accounts: Any, src: int, dst: int, amount: int) -> None:
     accounts[dst].balance += amount
 
 
+@txn.transaction
+def transfer_slowly(accounts: Any, src: int, dst: int, amount: int) -> None:
+    """The same, interpreted: a reason that is computed cannot be compiled."""
+    if accounts[src].balance < amount:
+        txn.abort(f"{accounts[src].balance} is less than {amount}")
+    accounts[src].balance -= amount
+    accounts[dst].balance += amount
+
+
 class Event(NamedTuple):
     src: int
     dst: int
@@ -37,8 +46,9 @@ class Event(NamedTuple):
 class LedgerModel:
     """Accounts after each epoch, and how each event of it ended. The total never changes."""
 
-    def __init__(self, table: str, epochs: list[list[Event]]) -> None:
+    def __init__(self, table: str, epochs: list[list[Event]], interpreted: bool) -> None:
         self.table = table
+        self.interpreted = interpreted
         self.epochs = epochs
         self.balances: list[dict[int, int]] = [{}]
         """Before the first epoch, and after each; accounts that were never touched are not there."""
@@ -59,6 +69,11 @@ class LedgerModel:
             self.balances.append(balances)
             self.outcomes.append(outcomes)
             newest = max([newest, *(event.ts for event in timely)])
+
+    def cut(self) -> None:
+        """The epochs that have begun stay; one more where none is on its way."""
+        count = self.acknowledged + 1
+        del self.epochs[count:], self.outcomes[count:], self.balances[count + 1 :]
 
     def check_outcomes(self, epoch: int, outcomes: dict[int, bool]) -> None:
         if outcomes != self.outcomes[epoch]:
@@ -89,7 +104,7 @@ def draw_ledger(chance: Random, table: str, epochs: int) -> LedgerModel:
             src, dst = chance.sample(range(ACCOUNTS), 2)
             events.append(Event(src, dst, chance.randint(1, 150), epoch * 10 + chance.randint(0, 12), number))
         drawn.append(events)
-    return LedgerModel(table, drawn)
+    return LedgerModel(table, drawn, chance.random() < 0.5)
 
 
 class Teller(App):
@@ -116,7 +131,8 @@ class Teller(App):
         table = pond.table(
             model.table, key="long", value="balance long", default={"balance": OPENING}, group=GROUP
         )
-        run = pond.transactions(self.name, [table], {"transfer": transfer}, kind="type", at="ts", seq="id")
+        kinds = {"transfer": transfer_slowly if model.interpreted else transfer}
+        run = pond.transactions(self.name, [table], kinds, kind="type", at="ts", seq="id")
         while self.committed < len(model.epochs):
             self.pause(process, self._pause_s)
             if self._chance.random() < 0.5:
@@ -132,6 +148,7 @@ class Teller(App):
             )
             model.acknowledged = max(model.acknowledged, epoch + 1)
             self.say(f"epoch {epoch} of {model.table} is acknowledged", accounts)
+            self.linger(process, self._chance)
             self.committed += 1
 
     def check(self, table: Any) -> None:

@@ -1,4 +1,6 @@
-"""Memory that runs out while an epoch is applied: half of a slice's rows are in, and the rest never comes."""
+"""Memory that runs out: while an epoch is applied, half of a slice's rows are in, and the rest never comes; while a
+transaction runs, it is no outcome.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,29 @@ from typing import Any
 from millpond.stores.versioned import VersionedSlice
 from millpond.testing.simulation.kernel import Simulation
 from millpond.testing.simulation.scheduler import Process
+from millpond.txn.run.interpreter import UserRow, UserTable
 
 
 @contextmanager
 def scarce_memory(sim: Simulation, then: Callable[[Process], None]) -> Iterator[None]:
     """For the block, an insert of an epoch that is applied fails half-way as often as the weather has it.
 
-    `then` is told whose.
+    `then` is told whose. So it is with a table that a transaction looks into, unless that is compiled.
     """
     insert = VersionedSlice.insert
+    look = UserTable.__getitem__
+
+    def try_look(self: UserTable, key: Any) -> UserRow:
+        task = sim.scheduler.current
+        # Where a log is replayed, what is short of memory stays away until the pond is opened again: not here.
+        if (
+            task is not None
+            and task.name.startswith("Prepare")
+            and sim.faults.strikes(sim.faults.weather.short / 2)
+        ):
+            sim.faults.fire("out of memory in a transaction", str(task))
+            raise MemoryError("simulated")
+        return look(self, key)
 
     def try_insert(
         self: VersionedSlice, keys: Any, times: Any, values: Sequence[Any], keep_from: int | None = None
@@ -39,7 +55,9 @@ def scarce_memory(sim: Simulation, then: Callable[[Process], None]) -> Iterator[
         raise MemoryError("simulated")
 
     VersionedSlice.insert = try_insert  # type: ignore[method-assign]
+    UserTable.__getitem__ = try_look  # type: ignore[method-assign]
     try:
         yield
     finally:
         VersionedSlice.insert = insert  # type: ignore[method-assign]
+        UserTable.__getitem__ = look  # type: ignore[method-assign]

@@ -40,6 +40,8 @@ REOPEN_S = 0.5
 UPKEEP_S = (0.3, 30.0)
 """Of containers: how often it comes is drawn, so that slices rest on their logs for a short time, or for long."""
 COORDINATOR_UPKEEP_S = 1.0
+CALM_UPKEEP_S = 5.0
+"""When the storms are over, it comes more rarely."""
 ORPHAN_S = 0.2
 
 
@@ -215,6 +217,18 @@ class SimPond:
         dial = self.sim.network.dialer(process)
         return Pond(Client(dial(ADDRESS), dial, process.runtime, files=self.sim.disk.files(process)), ADDRESS)
 
+    def expire(self, seconds: float) -> None:
+        """So much time passes for containers: nothing is staged any more."""
+        assert self.hosting is not None
+        for container, process in list(self.hosting.processes.items()):
+            if not process.alive:  # it had no room to start, and is tried again
+                continue
+            process.clock_ahead_s += seconds
+            service = self.hosting.services[container]
+            process.run(service.maintain)
+            staged = process.run(lambda core=service.core: core.rows_staged)  # type: ignore[misc]
+            assert staged == 0, f"container {container} holds {staged} rows that were staged long ago"
+
     def validate(self) -> None:
         """Every container serves, and its invariants hold."""
         assert self.hosting is not None
@@ -227,7 +241,8 @@ def maintain(faults: Faults, process: Process, every_s: float, work: Callable[[]
     """Upkeep goes on, whatever went wrong once."""
     while True:
         _once(process, work)
-        process.runtime.sleep(faults.duration(every_s))
+        calm_s = 0.0 if faults.weather.is_foul else CALM_UPKEEP_S
+        process.runtime.sleep(faults.duration(max(every_s, calm_s)))
 
 
 def _once(process: Process, work: Callable[[], object]) -> None:

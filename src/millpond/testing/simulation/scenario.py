@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from random import Random
 
 import pyarrow as pa
 
+from millpond.container.staging import STAGED_S_MAX
+from millpond.errors import RuleInterpreted, UnknownResident
 from millpond.pond.pond import Pond
 from millpond.testing.simulation.apps import App, Chronicle, Wrong
 from millpond.testing.simulation.faults import Weather
-from millpond.testing.simulation.fetcher import Fetcher, draw_fetcher
+from millpond.testing.simulation.fetcher import Fetcher, FetcherModel, draw_fetcher
 from millpond.testing.simulation.kernel import Simulation
 from millpond.testing.simulation.ledger import LedgerModel, Teller, draw_ledger
 from millpond.testing.simulation.memory import scarce_memory
@@ -33,6 +36,8 @@ from millpond.testing.simulation.states import (
 )
 
 STEPS_MAX = 300_000
+PACE = 0.8
+"""Most epochs come while there are faults."""
 CALM_S_MAX = 400.0
 """Within this time of the last fault everybody has finished."""
 
@@ -50,10 +55,13 @@ class Scenario:
         self.readers: list[Reader] = []
         self._failed: Exception | None = None
         self.ledgers: list[LedgerModel] = []
+        self.fetches: list[FetcherModel] = []
         for number in range(chance.choice((1, 1, 2))):
             self._draw_state(f"state{number}")
         if chance.random() < 0.5:
             self._draw_ledger("accounts")
+        if chance.random() < 0.5:
+            self.apps.append(Passer(self.pond, self.chronicle, "passer", chance, self.storm_s / 8))
 
     def _draw_state(self, name: str) -> None:
         chance = self.chance
@@ -61,24 +69,26 @@ class Scenario:
         feeds = {f"{name}_feed{n}": draw_feed(chance, n, count, epochs) for n in range(count)}
         model = chance.choice((PutModel, AddModel))(name, feeds)
         self.models.append(model)
-        pause_s = self.storm_s / epochs
+        pause_s = PACE * self.storm_s / epochs
         if chance.random() < 0.5:
-            questions = draw_fetcher(chance, model, epochs)
-            model.compacts = questions.delay is not None
-            self.apps.append(
-                Fetcher(self.pond, self.chronicle, f"{name}_fetcher", questions, chance, pause_s)
-            )
+            queries = draw_fetcher(chance, model, f"{name}_fetcher", epochs)
+            model.compacts = any(one.delay is not None or one.reports for one in queries)
+            self.fetches += queries
+            for number, one in enumerate(queries):
+                self.apps.append(
+                    Fetcher(self.pond, self.chronicle, f"{one.name}{number or ''}", one, chance, pause_s)
+                )
         for feed in feeds:
             self.apps.append(Updater(self.pond, self.chronicle, feed, model, chance, pause_s))
         self.readers.append(
-            Reader(self.pond, self.chronicle, f"{name}_reader", model, chance, self.storm_s / 8)
+            Reader(self.pond, self.chronicle, f"{name}_reader", model, chance, self.storm_s / 16)
         )
 
     def _draw_ledger(self, table: str) -> None:
-        epochs = self.chance.randint(1, 5)
+        epochs = self.chance.randint(2, 8)
         model = draw_ledger(self.chance, table, epochs)
         self.ledgers.append(model)
-        pause_s = self.storm_s / epochs
+        pause_s = PACE * self.storm_s / epochs
         self.apps.append(Teller(self.pond, self.chronicle, f"{table}_teller", model, self.chance, pause_s))
 
     # The run
@@ -90,16 +100,20 @@ class Scenario:
         storms = sim.storms(self._victims, self._crash)
         storms.begin()
         if self.chance.random() < 0.5:
-            world.spawn(lambda: self.pond.move_slices(self.storm_s / 8), "mover")
+            world.spawn(lambda: self.pond.move_slices(self.storm_s / 14), "mover")
         for app in [*self.apps, *self.readers]:
             world.spawn(app.live, app.name)
         sim.scheduler.sleep(self.storm_s)
         storms.end()
         sim.scheduler.note("the storms are over")
-        deadline = sim.scheduler.now + CALM_S_MAX
-        self._await(deadline, lambda: all(app.done for app in self.apps), "applications are not done")
+        # That all goes on again shows at one more epoch; many in calm weather show nothing more.
+        drawn: list[StateModel | FetcherModel | LedgerModel] = [*self.models, *self.fetches, *self.ledgers]
+        for model in drawn:
+            model.cut()
         for reader in self.readers:
             reader.stopping = True
+        deadline = sim.scheduler.now + CALM_S_MAX
+        self._await(deadline, lambda: all(app.done for app in self.apps), "applications are not done")
         self._await(deadline, lambda: all(reader.done for reader in self.readers), "readers are not done")
         while sim.network.travelling:
             sim.scheduler.sleep(10.0)
@@ -120,7 +134,8 @@ class Scenario:
     def _finish(self) -> None:
         """Everything is compared; then once more after names were forgotten, and the pond was opened anew."""
         self._check_all("the end")
-        Forgetter(self.pond, self.chronicle, self.models).live()
+        self.pond.expire(2 * STAGED_S_MAX)
+        Forgetter(self.pond, self.chronicle, self.models, self.chance).live()
         assert self.pond.driver is not None
         self.pond.driver.kill()
         self._check_all("the end, opened anew")
@@ -150,7 +165,8 @@ class Scenario:
     def report(self) -> Report:
         failure = ""
         try:
-            with scarce_memory(self.sim, self.pond.checkpoint_soon):
+            with scarce_memory(self.sim, self.pond.checkpoint_soon), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuleInterpreted)
                 self.sim.scheduler.run(self.run)
             if self._failed is not None:
                 raise self._failed
@@ -197,27 +213,60 @@ class Registrar(App):
 
 
 class Forgetter(App):
-    """Lets go of names whose work is done: what they did stays. A State that is forgotten comes back empty."""
+    """Lets go of some names whose work is done: what they did stays."""
 
-    def __init__(self, pond: SimPond, chronicle: Chronicle, models: list[StateModel]) -> None:
+    def __init__(self, pond: SimPond, chronicle: Chronicle, models: list[StateModel], chance: Random) -> None:
         super().__init__(pond, chronicle, "forgetter")
         self._models = models
+        self._chance = chance
 
     def work(self, pond: Pond, process: Process) -> None:
-        scratch = pond.state("scratch", key="long", value="long")
-        scratch.update(key="k", at="t", value="v", name="once")(pa.table({"k": [1], "t": [1], "v": [1]}), 0)
         for model in self._models:
             state = open_state(pond, model)
-            for name in [*state.progress().updaters, *state.progress().fetchers]:
-                pond.forget(state, name=name)
-        pond.forget(scratch)
+            progress = state.progress()
+            for name in [*progress.updaters, *progress.fetchers]:
+                if self._chance.random() < 0.5:
+                    pond.forget(state, name=name)
+
+
+class Passer(App):
+    """Opens a State, uses it and forgets it, again and again: each time it is empty."""
+
+    TIMES = 3
+
+    def __init__(
+        self, pond: SimPond, chronicle: Chronicle, name: str, chance: Random, pause_s: float
+    ) -> None:
+        super().__init__(pond, chronicle, name)
+        self._chance = chance
+        self._pause_s = pause_s
+        self._passed = 0
+        self._used = False
+
+    def work(self, pond: Pond, process: Process) -> None:
+        while self._passed < self.TIMES:
+            self.pause(process, self._pause_s)
+            try:
+                if not self._used:
+                    self._use(pond, process, self._passed)
+                self._used = True
+                pond.forget("scratch")
+            except UnknownResident:
+                # An order to forget it that was sent twice, or before this process was killed, came only now.
+                self.say("scratch is gone")
+            self._passed += self._used
+            self._used = False
+
+    def _use(self, pond: Pond, process: Process, number: int) -> None:
         scratch = pond.state("scratch", key="long", value="long")
-        scratch.update(key="k", at="t", value="v", name="once")(pa.table({"k": [2], "t": [2], "v": [2]}), 0)
+        update = scratch.update(key="k", at="t", value="v", name="once")
+        update(pa.table({"k": [number], "t": [number], "v": [number]}), 0)
+        self.pause(process, self._pause_s)
         scratch.finish("once")
         rows = scratch.snapshot().to_pylist()
-        if rows != [{"key": 2, "time": 2, "value": 2}]:
+        if rows != [{"key": number, "time": number, "value": number}]:
             raise Wrong(f"a State that was forgotten and opened anew holds {rows}")
-        pond.forget(scratch)
+        self.say(f"scratch {number} is used")
 
 
 class Checker(App):
@@ -243,9 +292,12 @@ class Checker(App):
             check_snapshot(model, snapshot, progress.update)
             oldest = 0 if progress.fetch == -math.inf else int(progress.fetch)
             newest = max([oldest, *(time + 1 for time, _ in snapshot.values())])
-            questions = [(key, at) for key in range(KEYS) for at in range(oldest, newest + 1)]
-            keys, times = zip(*questions, strict=True)
-            answers = state.fetch(key="k", at="t", into="v").now(pa.table({"k": keys, "t": times}))
+            times = {key: model.turning_points(key) | {oldest, newest} for key in range(KEYS)}
+            questions = [(key, at) for key in times for at in sorted(times[key]) if oldest <= at <= newest]
+            asked = pa.table(
+                [pa.array(column, pa.int64()) for column in zip(*questions, strict=True)], ["k", "t"]
+            )
+            answers = state.fetch(key="k", at="t", into="v").now(asked)
             check_answers(model, list(zip(*(answers[name].to_pylist() for name in "ktv"), strict=True)))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from types import FrameType
@@ -54,11 +53,13 @@ class Task:
         self.joiners: list[Task] | None = None
         self.result: Any = None
         self.failure: BaseException | None = None
-        self.green = greenlet(partial(self._run, work), process.scheduler.hub)
+        self.green: greenlet | None = None
+        """Where it runs, once it has begun."""
+        self._work = work
 
-    def _run(self, work: Callable[[], Any]) -> None:
+    def run(self) -> None:
         try:
-            self.end(result=work())
+            self.end(result=self._work())
         except Killed:
             self.end(failure=Died(f"{self} was killed"))
         except BaseException as failure:  # noqa: BLE001 - who waits for it gets it
@@ -122,7 +123,7 @@ class Process:
         for task in list(self.tasks):
             if task is here:
                 continue
-            if task.green:
+            if task.green is not None:
                 # It unwinds here and now; whatever it tries on its way out is refused.
                 scheduler.current = task
                 task.green.parent = getcurrent()
@@ -158,6 +159,7 @@ class Scheduler:
 
     def __init__(self, seed: int, history: History | None = None, steps_max: int = STEPS_MAX) -> None:
         self.random = random.Random(seed)
+        self._chance = self.random.random
         self.switching = self.random.choice((0.02, 0.1, 0.5))
         self.history = history or History()
         self.now = 0.0
@@ -170,6 +172,7 @@ class Scheduler:
         self._timers: list[tuple[float, float, int, Task | Callable[[], None], int]] = []
         self._numbers = count()
         self._failure: BaseException | None = None
+        self._idle: list[greenlet] = []
         self.world = self.process("world")
 
     def process(self, name: str) -> Process:
@@ -188,7 +191,9 @@ class Scheduler:
         chance = self.random.random
         try:
             while not main.done:
-                self._pass_time()
+                timers = self._timers
+                if not self.ready or (timers and timers[0][0] <= self.now):
+                    self._pass_time()
                 ready = self.ready
                 place = int(chance() * len(ready)) if len(ready) > 1 else 0
                 task = ready[place]
@@ -202,7 +207,10 @@ class Scheduler:
                 if self.steps > self.steps_max:
                     raise Stuck(f"no end after {self.steps_max} steps\n{self.dump()}")
                 self.current = task
-                task.green.switch()
+                if task.green is None:
+                    self._begin(task)
+                else:
+                    task.green.switch()
                 self.current = None
                 if self._failure is not None:
                     raise self._failure
@@ -210,8 +218,26 @@ class Scheduler:
             self.current = None
             for process in list(self.processes):
                 process.kill()
+            for idle in self._idle:
+                idle.switch(None)
         result: R = main.outcome()
         return result
+
+    def _begin(self, task: Task) -> None:
+        """In a greenlet that an earlier task has left, if there is one: a new one costs more than most tasks."""
+        task.green = self._idle.pop() if self._idle else greenlet(self._run_tasks, self.hub)
+        task.green.switch(task)
+
+    def _run_tasks(self, task: Task | None) -> None:
+        """One after another; where a task was killed, who killed it goes on instead."""
+        here = getcurrent()
+        while task is not None:
+            task.run()
+            if here.parent is not self.hub:
+                return
+            del task
+            self._idle.append(here)
+            task = self.hub.switch()
 
     def _pass_time(self) -> None:
         """Fires what is due; if nobody is ready, goes on to the next moment at which somebody is."""
@@ -233,7 +259,7 @@ class Scheduler:
         self._timer(seconds, event, 0)
 
     def _timer(self, seconds: float, event: Task | Callable[[], None], wait: int) -> None:
-        heappush(self._timers, (self.now + seconds, self.random.random(), next(self._numbers), event, wait))
+        heappush(self._timers, (self.now + seconds, self._chance(), next(self._numbers), event, wait))
 
     # For tasks
 
@@ -242,7 +268,8 @@ class Scheduler:
         task = self.current
         if task is None:
             raise RuntimeError("this waits, and only a task can: run it by Scheduler.run or Process.run")
-        task.process.check_alive()
+        if not task.process.alive:
+            raise Killed
         return task
 
     def wait(
@@ -257,7 +284,7 @@ class Scheduler:
             self._timer(max(seconds, 0.0), task, task.waits)
         else:
             task.blockers = blockers
-            if self._needs(task, task, set()):
+            if blockers is not tuple and self._needs(task, task, set()):
                 self._fail(Stuck(f"{task} waits for itself\n{self.dump()}"))
         self.hub.switch()
         return not task.timed_out
@@ -276,7 +303,7 @@ class Scheduler:
 
     def pause(self) -> None:
         """A place where the seed may let others run first."""
-        if self.random.random() < self.switching:
+        if self._chance() < self.switching:
             self.give_way()
         else:
             self.task()
@@ -324,7 +351,7 @@ class Scheduler:
         """What each task waits for, and where."""
         return "\n".join(
             f"  {task}: {'stopped, ' if process.stopped else ''}waits for {task.waits_for or 'its turn'}"
-            f"{_place(task.green.gr_frame)}"
+            f"{_place(task.green.gr_frame if task.green else None)}"
             for process in self.processes
             for task in process.tasks
         )

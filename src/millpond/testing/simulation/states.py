@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from millpond.code.rules import add, put
-from millpond.errors import BelowFetchProgress
+from millpond.errors import BelowFetchProgress, OtherQuery
 from millpond.ops.committing import commit_staged, turn_of
 from millpond.ops.intake import Intake, Part
 from millpond.ops.update import Update
@@ -27,13 +27,16 @@ from millpond.testing.simulation.apps import App, Chronicle, Wrong
 from millpond.testing.simulation.pond import SimPond
 from millpond.testing.simulation.scheduler import Process
 from millpond.times import Progress
-from millpond.wire.epochs import EpochPlan, Receipt
+from millpond.wire.epochs import EpochCommitted, EpochPlan, Receipt
 from millpond.wire.states import RowsWork
 
 KEYS = 6
 SPAN = 10
 """How far times go on from one epoch to the next."""
 WATCH_TIMES = 20
+STARTING_OVER = 0.1
+DESERTING = 0.3
+DESERTED_AT = 10**6
 
 
 class Row(NamedTuple):
@@ -85,9 +88,37 @@ class StateModel(ABC):
         self.finished: set[str] = set()
         self.compacts = False
         self.progress_seen: Progress = -math.inf
+        self._values: dict[tuple[int, int], int | None] = {}
+        self._compute()
+
+    def cut(self) -> None:
+        """Of each feed the epochs that have begun stay; one more where none is on its way.
+
+        What holds below U holds still: a row that was to come would be late there.
+        """
+        for name, feed in self.feeds.items():
+            del feed.epochs[self.acknowledged[name] + 1 :]
+        self._values.clear()
+        self._compute()
 
     @abstractmethod
-    def value_at(self, key: int, at: int) -> int | None: ...
+    def _compute(self) -> None:
+        """From the feeds."""
+
+    def value_at(self, key: int, at: int) -> int | None:
+        if (key, at) not in self._values:
+            self._values[key, at] = self._value_at(key, at)
+        return self._values[key, at]
+
+    @abstractmethod
+    def _value_at(self, key: int, at: int) -> int | None: ...
+
+    def turning_points(self, key: int) -> set[int]:
+        """Times at which another value would show, if the pond held a version too many, too few, or a wrong one."""
+        times = {
+            row.time for feed in self.feeds.values() for rows in feed.epochs for row in rows if row.key == key
+        }
+        return {time + step for time in times for step in (-1, 0, 1)}
 
     @abstractmethod
     def snapshot(self, below: Progress) -> dict[int, tuple[int, int]]:
@@ -127,19 +158,18 @@ class StateModel(ABC):
 
 
 class PutModel(StateModel):
-    def __init__(self, name: str, feeds: dict[str, Feed]) -> None:
-        super().__init__(name, feeds)
+    def _compute(self) -> None:
         self._oracle = Oracle(keep="all")
-        for updater in feeds:
+        for updater in self.feeds:
             self._oracle.register_updater(updater)
-        for updater, feed in feeds.items():
+        for updater, feed in self.feeds.items():
             marks = self.watermarks[updater] = [-math.inf]
             for epoch, rows in enumerate(feed.epochs):
                 ordered = sorted(rows, key=lambda row: row.seq)
                 self._oracle.update(updater, epoch, [row[:3] for row in ordered], feed.delay)
                 marks.append(self._oracle.updaters[updater].progress)
 
-    def value_at(self, key: int, at: int) -> int | None:
+    def _value_at(self, key: int, at: int) -> int | None:
         upto = [value for time, value in self._oracle.raw(key) if time <= at]
         return upto[-1] if upto else None
 
@@ -157,10 +187,9 @@ class AddModel(StateModel):
 
     rule = add()
 
-    def __init__(self, name: str, feeds: dict[str, Feed]) -> None:
-        super().__init__(name, feeds)
+    def _compute(self) -> None:
         self._timely: list[Row] = []
-        for updater, feed in feeds.items():
+        for updater, feed in self.feeds.items():
             marks = self.watermarks[updater] = [-math.inf]
             for rows in feed.epochs:
                 timely = [row for row in rows if row.time >= marks[-1]]
@@ -168,7 +197,7 @@ class AddModel(StateModel):
                 newest = max((row.time for row in timely), default=-math.inf)
                 marks.append(max(marks[-1], newest - feed.delay))
 
-    def value_at(self, key: int, at: int) -> int | None:
+    def _value_at(self, key: int, at: int) -> int | None:
         values = [row.value for row in self._timely if row.key == key and row.time <= at]
         return sum(values) if values else None
 
@@ -224,19 +253,45 @@ class Updater(App):
         intake = Intake(state._spec, "k", "t", "v", self.feed.delay, "drop", self.name, seq)  # noqa: SLF001
         while self.committed < len(self.feed.epochs):
             self.pause(process, self._pause_s)
+            if self.committed and self._chance.random() < STARTING_OVER:
+                self._start_over(pond, intake)
             self._send(pond, intake, self.committed)
+            self.linger(process, self._chance)
             self.committed += 1
+        if self._chance.random() < DESERTING:
+            self._desert(pond, intake)
         self.model.finishing.add(self.name)
         state.finish(self.name)
         self.model.finished.add(self.name)
         self.say("finished")
 
     def _send(self, pond: Pond, intake: Intake, epoch: int) -> None:
-        client, rows, turn = pond._client, self.feed.epochs[epoch], turn_of(epoch)  # noqa: SLF001
+        rows = self.feed.epochs[epoch]
         keys = {row.key for row in rows}
         self.model.begin(self.name, epoch)
         self.say(f"begins epoch {epoch} of {self.model.name}: {_brief(rows)}", keys)
-        query = f"q-{self.name}"
+        committed = self._commit(pond, intake, epoch, f"q-{self.name}")
+        self.model.acknowledge(self.name, epoch)
+        again = ", once more" if committed.replayed else ""
+        self.say(f"epoch {epoch} of {self.model.name} is acknowledged{again}", keys)
+
+    def _start_over(self, pond: Pond, intake: Intake) -> None:
+        """The checkpoint is gone: under another query id the rows would count again."""
+        try:
+            self._commit(pond, intake, 0, f"other-{self.name}")
+        except OtherQuery:
+            return
+        raise Wrong(f"{self.name} began anew in another query, and was not refused")
+
+    def _desert(self, pond: Pond, intake: Intake) -> None:
+        """Stages an epoch that nobody commits."""
+        part = Part(f"q-{self.name}", turn_of(len(self.feed.epochs)), 0)
+        rows = [Row(key, DESERTED_AT, 0, 0) for key in range(KEYS)]
+        intake.stage(pond._client, _table(rows), EpochPlan(-math.inf, "long", False), part)  # noqa: SLF001
+        self.say("stages rows and leaves them")
+
+    def _commit(self, pond: Pond, intake: Intake, epoch: int, query: str) -> EpochCommitted:
+        client, rows, turn = pond._client, self.feed.epochs[epoch], turn_of(epoch)  # noqa: SLF001
 
         def stage(plan: EpochPlan) -> list[Receipt]:
             parts = self._partitions(rows)
@@ -251,10 +306,7 @@ class Updater(App):
 
             return client.runtime.map(task, list(range(len(parts))))
 
-        committed = commit_staged(client, intake, query, turn, stage, "long", RowsWork(), "continue")
-        self.model.acknowledge(self.name, epoch)
-        again = ", once more" if committed.replayed else ""
-        self.say(f"epoch {epoch} of {self.model.name} is acknowledged{again}", keys)
+        return commit_staged(client, intake, query, turn, stage, "long", RowsWork(), "continue")
 
     def _partitions(self, rows: Sequence[Row]) -> list[list[Row]]:
         """The rows in several partitions, others each time; in each of them in their order."""

@@ -304,9 +304,10 @@ class EpochRun:
         code = np.full(self.epoch.count, -1, np.int64)
         if len(failed):
             status = self.status[failed]
-            place_of = np.full(max(*known, int(status.max())) + 1, -1, np.int64)
+            beyond = max(known) + 1  # what the interpreter found is told below
+            place_of = np.full(beyond + 1, -1, np.int64)
             place_of[list(known)] = np.arange(len(known))
-            code[self.epoch.order[failed]] = place_of[status]
+            code[self.epoch.order[failed]] = place_of[np.minimum(status, beyond)]
             missing = failed[_is_missing(status)]
             texts += self._missing_keys(missing, len(texts), code)
         said = {int(self.epoch.order[e]): text for e, text in self.spoken.items()} | self.epoch.reasons
