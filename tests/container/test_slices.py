@@ -603,6 +603,28 @@ def test_transactions_of_an_operator_that_is_forgotten_stay_done() -> None:
     assert out["now"].to_pylist() == [304]
 
 
+def test_slices_move_to_one_that_has_not_heard_yet_of_a_forgotten_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their last owner has, and its files are gone."""
+    scene = Scene(LossyFiles(), containers=2)
+    scene.place(0, 0, 0, 1, 1, 1)
+    scene.epoch(0)
+    scene.pond.checkpoint()
+    telling = scene.pond.coordinator._telling
+    with monkeypatch.context() as patch:
+        patch.setattr(telling, "tell", lambda containers, name: telling._tell(containers, 0, name))
+        scene.pond.forget(scene.state)
+    scene.pond.checkpoint()
+    assert "s" not in scene.pond.hosting.services[0].core.holdings
+    assert "s" in scene.pond.hosting.services[1].core.holdings
+    scene.place(1, 1, 1, 1, 1, 1)
+    assert "s" not in scene.pond.hosting.services[1].core.holdings
+    assert scene.served() == [1] * 6
+    assert {row["k"]: row["x"] for row in scene.table.snapshot().to_pylist()} == {1: 101, 2: 10}
+    scene.pond.validate()
+
+
 def test_of_two_with_one_name_none_is_forgotten_unasked() -> None:
     pond = LocalPond(LossyFiles(), slices=SLICES)
     state, table = pond.state("x", key="long", value="long"), pond.table("x", key="k long", value="v long")

@@ -9,6 +9,7 @@ from millpond.coordinator import moves, placement
 from millpond.coordinator.membership import Membership
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.moves import Move
+from millpond.coordinator.records import PondRecord
 from millpond.coordinator.telling import Telling
 from millpond.errors import CorruptFile, MillpondError, Unavailable
 from millpond.runtime import Runtime
@@ -125,6 +126,8 @@ class Slices:
         return moves.Obeyed()
 
     def _adopt(self, container: int, slices: Sequence[SliceId]) -> moves.Event:
+        # Of what it should have dropped, nothing may be left to adopt.
+        self._telling.catch_up(self.containers, container)
         record = self._memory.record
         directories = placement.directories_of(record, slices)
         try:
@@ -132,9 +135,9 @@ class Slices:
                 container, Adopt(self.order(), dict(directories), record.decided())
             )
         except CorruptFile as error:
-            return moves.Failed(
-                error, stale=directories != placement.directories_of(self._memory.record, slices)
-            )
+            now = self._memory.record
+            stale = directories != placement.directories_of(now, slices) or _births(record) != _births(now)
+            return moves.Failed(error, stale=stale)
         return moves.Adopted(term)
 
     def _enter(self, container: int, term: Term, slices: Sequence[SliceId]) -> None:
@@ -161,3 +164,7 @@ class Slices:
                 for c, each in sorted(live.items())
             ],
         )
+
+
+def _births(record: PondRecord) -> dict[str, int]:
+    return {name: resident.born for name, resident in record.residents.items()}

@@ -53,6 +53,11 @@ class Telling:
         """Tells every container of a resident; waits for those that are away. Who comes up meanwhile learns it then."""
         self._runtime.map(lambda container: self._tell(containers, container, name), containers.ids)
 
+    def catch_up(self, containers: Membership, container: int) -> None:
+        """Tells a container all that it has not heard yet."""
+        for name in {**self._known.get(container, {}), **self.residents()}:
+            self._tell(containers, container, name)
+
     def _tell(self, containers: Membership, container: int, name: str) -> None:
         with self._locks[container, name]:
             while True:
