@@ -151,13 +151,15 @@ class Large:
     pass
 
 
-def test_running_out_of_memory_is_told_and_lets_go(guard: Guard) -> None:
+@pytest.mark.parametrize("error", [MemoryError, SystemError])
+def test_running_out_of_memory_is_told_and_lets_go(guard: Guard, error: type[Exception]) -> None:
+    """Also where Python had too little left to say what is missing."""
     held = []
 
     def work() -> None:
         large = Large()
         held.append(weakref.ref(large))
-        raise MemoryError
+        raise error
 
     with pytest.raises(OutOfMemory, match="rule 'greedy' ran out of memory") as raised:
         guard.run("rule 'greedy'", work)

@@ -569,6 +569,13 @@ def wants_too_much(t, k, v):
     return v
 
 
+def says_nothing(t, k, v):
+    t[k].x += v
+    if v == 13:
+        raise SystemError("error return without exception set")
+    return v
+
+
 def nests_too_deep(t, k, v):
     t[k].x += v
     if v == 13:
@@ -581,8 +588,13 @@ def nests_too_deep(t, k, v):
 
 @pytest.mark.parametrize(
     ("function", "error"),
-    [(raises_interrupt, KeyboardInterrupt), (wants_too_much, MemoryError), (nests_too_deep, RecursionError)],
-    ids=["interrupt", "memory", "recursion"],
+    [
+        (raises_interrupt, KeyboardInterrupt),
+        (wants_too_much, MemoryError),
+        (says_nothing, SystemError),
+        (nests_too_deep, RecursionError),
+    ],
+    ids=["interrupt", "memory", "system", "recursion"],
 )
 def test_an_error_of_the_machine_is_no_outcome(function: Any, error: type[BaseException]) -> None:
     """It may not come again from the log: the epoch is refused, and nothing of it stays."""

@@ -31,6 +31,13 @@ CONSTANTS: dict[str, Callable[[str], Any]] = {
 SOURCE_BYTES_MAX = 64 << 10
 
 
+OF_THE_MACHINE = (MemoryError, RecursionError, SystemError)
+"""What user code raises where the machine has come to its end, not the code: no outcome, as it may not come again.
+
+Short of memory, Python at times has none left to say so, and a SystemError is what comes out.
+"""
+
+
 class Code(msgspec.Struct, frozen=True):
     """Functions as text, the one called `name` among them, and what their global names stand for.
 

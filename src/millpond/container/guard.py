@@ -134,9 +134,10 @@ class _Task(Generic[_T]):
             self._value = self.take_part(self._work)
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             self._error = error
-        if isinstance(self._error, MemoryError):
-            # Without its traceback, whose frames hold what filled the memory.
-            self._error = MemoryError(str(self._error))
+        if isinstance(self._error, MemoryError | SystemError):
+            # Without its traceback, whose frames hold what filled the memory. A SystemError comes where Python had not
+            # even enough to say so.
+            self._error = MemoryError()
 
     def outcome(self, what: str) -> _T:
         error, self._error = self._error, None

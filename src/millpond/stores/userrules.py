@@ -21,14 +21,13 @@ import pyarrow as pa
 from numba.core import config, types
 from numba.core.errors import NumbaWarning
 
-from millpond.code.capture import Code
+from millpond.code.capture import OF_THE_MACHINE, Code
 from millpond.errors import BadRule
 from millpond.kernels._jit import JIT_ENABLED, NO_C_ENTRY, NO_ENTRY
 from millpond.kernels.folding import FIRST, FOLLOWS
 from millpond.stores import arithmetic
 from millpond.stores.cells import Column, Layout
 
-MACHINE_ERRORS = (MemoryError, RecursionError)
 """Errors that tell of the machine and not of the rule: elsewhere, or tomorrow, there may be none."""
 
 _COMPILING = threading.Lock()
@@ -48,7 +47,7 @@ class UserRule(NamedTuple):
         while True:
             try:
                 self.kernel(*arguments, at)
-            except MACHINE_ERRORS:
+            except OF_THE_MACHINE:
                 raise
             except Exception as error:  # noqa: BLE001 - user code
                 failed(int(at[0]), error)
@@ -67,7 +66,7 @@ class UserRule(NamedTuple):
             for i, arguments in items:
                 try:
                     use(i, self.function(*arguments))
-                except MACHINE_ERRORS:
+                except OF_THE_MACHINE:
                     raise
                 except Exception as error:  # noqa: BLE001 - user code
                     failed(i, error)
@@ -209,7 +208,7 @@ def _compiled(
     try:
         with _names_must_be_set():
             kernel.compile(_arguments(source, returns))
-    except MACHINE_ERRORS:
+    except OF_THE_MACHINE:
         raise
     except Exception as error:  # noqa: BLE001 - numba has errors of its own, and others where it is taken by surprise
         return _interpreted(code, _first_line(error))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.code.capture import MODULES
+from millpond.code.capture import MODULES, OF_THE_MACHINE
 from millpond.code.tables import Type
 from millpond.errors import Aborted, BadTransaction
 from millpond.stores.tables import TableStore
@@ -27,7 +27,6 @@ from millpond.txn.functions import TransactionFunction, abort
 
 # Whatever user code raises ends its transaction, and only that. What the machine cannot do is no outcome: the same
 # transaction may commit when it runs again. So it is with all that is no Exception, such as an interrupt.
-OF_THE_MACHINE = (MemoryError, RecursionError)
 OF_USER_CODE = (Exception, SystemExit, GeneratorExit)
 
 
