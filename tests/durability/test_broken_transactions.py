@@ -32,11 +32,14 @@ from millpond.txn.run.interpreter import WriteLog
 
 
 @pytest.fixture(autouse=True)
-def sound_memory() -> None:
-    """What the checks remember of unbroken runs is found out before anything is broken."""
+def sound_memory() -> Iterator[None]:
+    """What the checks remember of unbroken runs is found out before anything is broken; what is broken, they forget."""
     for containers in test_transactions.THEN:
         test_transactions.models(containers)
         test_transactions.hits(containers)
+    test_transactions.cuts.cache_clear()
+    yield
+    test_transactions.cuts.cache_clear()
 
 
 def noticed(check: Callable[..., Any], *arguments: Any) -> None:

@@ -14,18 +14,23 @@ from crashes import (
     LOSSES,
     THEN,
     CountedFiles,
+    Cut,
+    Moment,
     after,
     chosen,
+    cuts_of,
+    frozen,
     hits_of,
     outcomes_of,
-    run_until_crash,
 )
 from txn_driving import Again, Checkpoint, Model, Run, Start, Step, World, history, models_of
 
-from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted
+from millpond.durable.crashpoints import POINTS, armed, counted
 from millpond.errors import EpochChanged, OutputsGone, Unavailable, WriteFailed
 from millpond.testing import LossyFiles
 from millpond.wire.house import ContainerStatus
+
+RECOVERED_FROM = ("log.dirsync.after", "manifest.rename.after", "truncate.before")
 
 
 @cache
@@ -45,10 +50,19 @@ def hits(containers: int) -> dict[str, int]:
     return hits_of(World(LossyFiles()), steps_of(containers))
 
 
+@cache
+def cuts(containers: int) -> dict[Moment, Cut]:
+    """What crashes at the chosen hits of every point leave, and in the middle of what is recovered from later."""
+    reached = hits(containers)
+    moments = [(point, hit) for point, count in reached.items() for hit in chosen(range(1, count + 1))]
+    moments += [(point, reached[point] // 2 + 1) for point in RECOVERED_FROM]
+    return cuts_of(World(LossyFiles()), steps_of(containers), dict.fromkeys(moments))
+
+
 class Crash:
     """One crash in one run of the history: the files as the dead process left them, and what it had acknowledged."""
 
-    def __init__(self, files: LossyFiles, containers: int, acknowledged: int, where: str) -> None:
+    def __init__(self, files: LossyFiles, acknowledged: int, containers: int, where: str) -> None:
         self.files = files
         self.containers = containers
         self.acknowledged = acknowledged
@@ -105,11 +119,8 @@ class Crash:
 
 
 def crash_at(point: str, hit: int, containers: int) -> Crash:
-    files = LossyFiles()
-    with armed(point, hit, action=files.halt) as plan:
-        acknowledged = run_until_crash(World(files), steps_of(containers))
-    assert plan.fired, f"{point} was not reached {hit} times"
-    return Crash(files, containers, acknowledged, f"{point}:{hit}")
+    assert (point, hit) in cuts(containers), f"{point} was not reached {hit} times"
+    return Crash(*cuts(containers)[point, hit], containers, f"{point}:{hit}")
 
 
 def test_the_whole_history_is_what_serial_execution_gives() -> None:
@@ -155,29 +166,36 @@ def test_the_history_comes_to_every_point(containers: int) -> None:
 @pytest.mark.parametrize("containers", CONTAINERS)
 def test_a_crash_before_any_change_of_the_disk(containers: int) -> None:
     """Every sixth change, by turns under each loss."""
-    files = CountedFiles()
-    run_until_crash(World(files), steps_of(containers))
-    assert files.changes > 200
-    for number, last in enumerate(range(1 + containers, files.changes + 1, 6)):
-        files = CountedFiles(last)
-        acknowledged = run_until_crash(World(files), steps_of(containers))
-        crash = Crash(files, containers, acknowledged, f"change {last}")
+    crashes: list[Crash] = []
+    done = 0
+
+    def cut(change: int) -> None:
+        if change % 6 == (1 + containers) % 6:
+            crashes.append(Crash(frozen(files), done, containers, f"change {change}"))
+
+    files = CountedFiles(before=cut)
+    world = World(files)
+    for done, step in enumerate(steps_of(containers)):  # noqa: B007 - `cut` reads it
+        step.on_pond(world)
+    assert len(crashes) > 30
+    for number, crash in enumerate(crashes):
         crash.check(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
 
 
 @pytest.mark.parametrize("containers", CONTAINERS)
-@pytest.mark.parametrize("point", ["log.dirsync.after", "manifest.rename.after", "truncate.before"])
+@pytest.mark.parametrize("point", RECOVERED_FROM)
 def test_a_crash_while_recovering_from_a_crash(point: str, containers: int) -> None:
     first = crash_at(point, hits(containers)[point] // 2 + 1, containers)
     with counted() as plans:
         World(after(first.files, "some", 4)).start(2)
     reached = [(point, plan.hits) for point, plan in plans.items() if plan.hits]
     assert len(reached) > 10
-    for number, (second, hit) in enumerate(reached[containers // 3 :: 3]):
-        files = after(first.files, "some", 4)
-        with armed(second, hit, action=files.halt), pytest.raises(SimulatedCrash):
-            World(files).start(2)
-        crash = Crash(files, containers, first.acknowledged, f"{first.where}, then {second}:{hit}")
+    seconds = reached[containers // 3 :: 3]
+    found = cuts_of(World(after(first.files, "some", 4)), [Start(2)], seconds)
+    assert found.keys() == set(seconds)
+    for number, (second, hit) in enumerate(seconds):
+        files = found[second, hit].files
+        crash = Crash(files, first.acknowledged, containers, f"{first.where}, then {second}:{hit}")
         crash.check(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
 
 
