@@ -134,7 +134,6 @@ def test_too_dense_a_graph_is_refused() -> None:
     assert "as many --keys as --rate" in caught.value.hint
 
 
-@pytest.mark.slow
 def test_the_flow_finds_what_networkx_finds_and_f_moves(spark: SparkSession, tmp_path: Path) -> None:
     edges = edge_stream(1_200, 120, 250)
     progress = []

@@ -382,7 +382,6 @@ class Three(Side):
     containers = 3
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0 if SOAK else 120)
 @pytest.mark.parametrize(
     "machine",
