@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.container.holdings.base import HeldSlice, Holding, Record, Store
-from millpond.errors import BadMessage
+from millpond.errors import BadMessage, NullKey
 from millpond.kernels.hashing import slices_of
 from millpond.stores.keys import Keys, decode_keys
 from millpond.wire.base import SliceId
@@ -38,7 +38,9 @@ class KeyedHolding(Holding[_S]):
             raise BadMessage(
                 f"what comes for {self.name} has columns {_columns(batch.schema)}, not {_columns(wanted)}"
             )
-        keys = Keys.from_arrow(batch.column(0))  # refuses nulls
+        if batch.column(0).null_count:
+            raise NullKey("a key is null", column=batch.schema.names[0], rows=batch.column(0).null_count)
+        keys = Keys.from_arrow(batch.column(0))
         claimed = np.repeat(np.arange(self.pond_slices, dtype=np.int32), counts)
         if not np.array_equal(slices_of(keys.hashes, self.pond_slices), claimed):
             raise BadMessage(

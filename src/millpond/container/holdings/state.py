@@ -15,8 +15,8 @@ import pyarrow as pa
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record
 from millpond.container.holdings.keyed import KeyedHolding, Portion
-from millpond.errors import BadMessage, BadType, NullKey, NullTime, SchemaMismatch
-from millpond.schema import KEY, LOW, SEQ, TIME, check_key_types, format_ddl
+from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch
+from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
 from millpond.stores.keys import Keys
 from millpond.stores.readiness import check_not_below, lowest_asked
 from millpond.stores.rows import digest_rows
@@ -88,8 +88,8 @@ class StateHolding(KeyedHolding[VersionedSlice]):
 
     def check(self, rows: SlicedBatch) -> tuple[CheckedRows, int]:
         batch, counts = rows
-        _check_no_nulls(batch)
         keys = self.keys_of(rows, self.columns_of(batch.schema.names, RowsWork()))
+        _check_times(batch)
         check_values(self._state.update, self._shape.values, batch.columns[2:])
         self.check_keys(batch.column(0), self._shape.keys)
         return CheckedRows(batch, counts, keys), digest_rows(
@@ -148,9 +148,9 @@ class StateHolding(KeyedHolding[VersionedSlice]):
     def fetch(self, rows: SlicedBatch, rule: FetchRule) -> pa.RecordBatch:
         """Answers in the order of the questions. Columns: `_key`, `_time` (upper bound), perhaps `_low`."""
         batch, counts = rows
-        _check_no_nulls(batch)
         ranged = LOW in batch.schema.names
         keys = self.keys_of(rows, self._shape.ranged_questions if ranged else self._shape.questions)
+        _check_times(batch)
         schema = result_schema(self._shape.values, rule)
         if batch.num_rows == 0:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
@@ -235,9 +235,7 @@ def ordered(portions: Sequence[SliceRows]) -> list[SliceRows]:
     ]
 
 
-def _check_no_nulls(batch: pa.RecordBatch) -> None:
-    if batch.column(0).null_count:
-        raise NullKey("a key is null", column=KEY, rows=batch.column(0).null_count)
+def _check_times(batch: pa.RecordBatch) -> None:
     for name in (TIME, LOW, SEQ):
         if name in batch.schema.names and batch.column(name).null_count:
             raise NullTime("a time is null", column=name, rows=batch.column(name).null_count)
