@@ -14,7 +14,7 @@ from millpond.errors import EpochChanged, EpochOutOfOrder, OtherQuery
 from millpond.times import Progress
 from millpond.wire.base import DRAINS_MAX, Turn
 from millpond.wire.epochs import History
-from millpond.wire.house import Register
+from millpond.wire.house import Forget, Register
 from millpond.wire.questions import Answered, AskPending, Drain, Pending, Pin, Pinned, Report
 from millpond.wire.states import StateSpec
 
@@ -89,13 +89,17 @@ def test_an_epoch_of_another_query_that_runs_holds_f_back() -> None:
     assert views.progress == -math.inf
 
 
-def test_a_query_that_a_new_one_replaced_holds_f_back_no_longer() -> None:
+def test_of_a_query_that_a_new_one_replaced_only_rows_that_wait_hold_f_back() -> None:
     views = Fetcher()
     views.pin(0, query="old")
     views.answer(0, waiting=1, lowest=7, watermark=10, query="old")
     views.pin(5, history="new")
     views.answer(5, watermark=90)
     views.pin(6)
+    assert views.progress == 7
+    views.pin(0, 1, query="old", u=20)
+    assert views.progress == 7
+    views.answer(0, 1, query="old")
     assert views.progress == 90
     assert views.pending().rows == 0
     with pytest.raises(OtherQuery):
@@ -270,3 +274,50 @@ def test_a_number_says_which_turn_it_is(turn: tuple[int, int]) -> None:
 def test_turns_are_ordered_as_they_come() -> None:
     turns = [Turn(epoch, drain) for epoch in range(3) for drain in range(3)]
     assert all(before < after for before, after in itertools.pairwise(turns))
+
+
+def test_a_new_history_ends_the_others_and_loses_none_of_their_rows() -> None:
+    views = Fetcher()
+    views.pin(0, query="a")
+    views.answer(0, query="a", waiting=2, lowest=7)
+    views.pin(1, query="a")
+    views.pin(0, query="b", history="new")
+    views.answer(0, query="b", waiting=1, lowest=9)
+    with pytest.raises(OtherQuery, match="has ended"):
+        views.pin(1, query="a", history="new")
+    with pytest.raises(OtherQuery, match="has ended"):
+        views.pin(0, query="a")
+    pending = views.pending()
+    assert (pending.rows, pending.since, sorted(pending.drains)) == (3, 7, ["a", "b"])
+    # What waits for the one that ended is drained, and then nothing of it is left.
+    drain = pending.drains["a"]
+    assert drain.left == Turn(0)
+    views.pin(drain.turn.epoch, drain.turn.drain, query="a", u=20)
+    views.answer(drain.turn.epoch, drain.turn.drain, query="a")
+    assert (views.pending().rows, sorted(views.pending().drains)) == (1, ["b"])
+    with pytest.raises(OtherQuery, match="has ended"):
+        views.pin(1, query="a", history="new")
+    views.pin(1, query="b")
+    views.pond = catalogue.forget(views.pond, Forget("s", "views", "a"))
+    views.pin(0, query="a", history="new")
+
+
+def test_many_histories_are_forgotten_but_for_their_waiting_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetches, "ENDED_REMEMBERED", 3)
+    views = Fetcher()
+    for number in range(8):
+        views.pin(0, query=f"q{number}", history="new")
+        views.answer(0, query=f"q{number}", waiting=number == 1, lowest=7 if number == 1 else None)
+    fetcher = views.pond.residents["s"].fetchers["views"]
+    assert sorted(fetcher.queries) == ["q1", "q7"]
+    assert sorted(fetcher.ended) == ["q1", "q5", "q6"]
+
+
+def test_a_turn_that_came_again_with_other_questions_is_refused() -> None:
+    views = Fetcher()
+    views.pin(0)
+    told = Answered("s", "views", "q", Turn(0), 1, 0, 50, None, "ab", digest=1)
+    views.pond = fetches.answered(views.pond, told)
+    views.pond = fetches.answered(views.pond, told)
+    with pytest.raises(EpochChanged):
+        fetches.answered(views.pond, Answered("s", "views", "q", Turn(0), 1, 0, 50, None, "cd", digest=2))

@@ -195,7 +195,7 @@ class UpdaterFinished(MillpondError, RuntimeError):
 def updater_finished(resident: str, name: str) -> UpdaterFinished:
     return UpdaterFinished(
         f"updater {name!r} of {resident!r} has finished",
-        hint="an updater that may send more must not be finished; use another name",
+        hint="what it wrote is final. Another updater may go on, as long as one of the State has not finished",
         resident=resident,
         name=name,
     )

@@ -178,7 +178,11 @@ def test_code_that_calls_itself_too_deeply_is_told_so(guard: Guard) -> None:
     assert raised.value.hint
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+class Unheard(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, Unheard])
 def test_code_cannot_end_the_thread_that_serves(guard: Guard, error: type[BaseException]) -> None:
     def work() -> None:
         raise error

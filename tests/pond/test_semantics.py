@@ -1010,3 +1010,23 @@ def test_all_of_it_survives_reopening_with_any_number_of_containers(containers: 
         assert (state.progress(), held(state)) == before
         assert updater(state, delay=10)(table.slice(60), 1).replayed
         pond.validate()
+
+
+def test_two_fetches_of_one_name_on_arrow_tables_lose_no_rows(pond: LocalPond) -> None:
+    state = pond.state("s", key="long", value="long")
+    feed = state.update(key="k", at="t", value="v", name="feed")
+    feed(pa.table({"k": [1], "t": [10], "v": [5]}), 0)
+    got: list[Any] = []
+    one, two = (
+        state.fetch(key="k", at="t", into="x", name="views").to(lambda rows, _: got.extend(rows.to_pylist()))
+        for _ in range(2)
+    )
+    one(pa.table({"k": [1], "t": [50]}), 0)
+    one(pa.table({"k": [1], "t": [50]}), 0)
+    for operator in (one, two):
+        with pytest.raises(EpochChanged):
+            operator(pa.table({"k": [2], "t": [50]}), 0)
+    two(pa.table({"k": [2], "t": [50]}), 1)
+    state.finish("feed")
+    assert one.drain().rows == 0
+    assert sorted((row["k"], row["x"]) for row in got) == [(1, 5), (2, None)]

@@ -25,7 +25,11 @@ def read(spark: SparkSession, **options: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.usefixtures("state")
-def test_only_final_values_unless_asked_otherwise(spark: SparkSession, state: mp.State) -> None:
+def test_only_final_values_unless_asked_otherwise(
+    pond: mp.Pond, spark: SparkSession, state: mp.State
+) -> None:
+    pond.state("empty", key="long", value="string")
+    assert read(spark, state="empty") == []
     assert read(spark, state="s") == [(1, 20, "b")]
     assert read(spark, state="s", asOf="15") == [(1, 10, "a")]
     assert read(spark, state="s", isolation="uncommitted") == [(1, 20, "b"), (2, 30, "c")]

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import millpond as mp
-from millpond.errors import BadDuration, BadOption, CorruptFile, NullTime, WrongType
+from millpond.errors import BadDuration, BadOption, CorruptFile, EpochChanged, NullTime, WrongType
 from millpond.ops import frames
 from millpond.stores import readiness
 from millpond.stores.waiting import WaitingRows
@@ -235,16 +235,20 @@ def test_two_fetches_of_one_name_in_one_query_are_told_apart(
     def both(frame: DataFrame, epoch: int) -> None:
         one(frame, epoch)
         one(frame, epoch)
-        try:
-            two(frame, epoch)
-        except BadOption as error:
-            errors.append(error)
+        for other, rows in ((two, frame), (one, frame.withColumn("k", f.lit(9)))):
+            # Whose job it is, is the user's to say.
+            frame.sparkSession.sparkContext.setJobGroup("ours", "")
+            try:
+                other(rows, epoch)
+            except mp.MillpondError as error:
+                errors.append(error)
 
     def start(function: Any) -> None:
         writer = stream.writeStream.foreachBatch(function).trigger(availableNow=True)
         writer.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination()
 
     start(both)
+    assert [type(error) for error in errors] == [BadOption, EpochChanged]
     assert "another fetch of the name 'views'" in str(errors[0])
     assert one.pending().rows == 1
     (tmp_path / "in" / "2.json").write_text('{"k": 2, "t": 30}\n')

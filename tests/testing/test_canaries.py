@@ -200,7 +200,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
             Edit(
                 catalogue,
                 "forget",
-                "progressed(replace(fetcher, queries=asking))",
+                "progressed(replace(fetcher, queries=asking, ended=ended))",
                 "progressed(fetcher)",
             )
         ],

@@ -149,7 +149,7 @@ class _Task(Generic[_T]):
             raise RuleFailed(
                 f"{what} called itself too deeply", hint="let the code use a loop, or less depth", rule=what
             )
-        if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
+        if not isinstance(error, Exception):
             raise RuleFailed(f"{what} raised {type(error).__name__}", rule=what)
         raise error
 

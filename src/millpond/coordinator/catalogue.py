@@ -54,7 +54,7 @@ def register(pond: PondRecord, message: Register) -> PondRecord:
         if resident.update_progress == math.inf:
             raise UpdaterFinished(
                 f"every updater of {message.resident!r} has finished: all its values are final",
-                hint="use another, or let new updaters register before the last one finishes",
+                hint="do not finish the last updater of a State that goes on. Now use another State, or forget this one and send all again",
                 resident=message.resident,
                 name=message.name,
             )
@@ -94,7 +94,8 @@ def forget(pond: PondRecord, message: Forget) -> PondRecord:
         if message.name in fetchers:
             fetcher = fetchers[message.name]
             asking = {q: known for q, known in fetcher.queries.items() if q != message.query}
-            fetchers[message.name] = progressed(replace(fetcher, queries=asking))
+            ended = {q: turn for q, turn in fetcher.ended.items() if q != message.query}
+            fetchers[message.name] = progressed(replace(fetcher, queries=asking, ended=ended))
     return pond.with_resident(_settled(replace(resident, updaters=updaters, fetchers=fetchers)))
 
 
@@ -103,7 +104,7 @@ def queries_of(resident: ResidentRecord, name: str) -> set[str]:
     updater, fetcher = resident.updaters.get(name), resident.fetchers.get(name)
     return {
         *(() if updater is None else (*updater.queries, *updater.ended)),
-        *(() if fetcher is None else fetcher.queries),
+        *(() if fetcher is None else (*fetcher.queries, *fetcher.ended)),
     }
 
 
@@ -157,11 +158,12 @@ def progressed(fetcher: FetcherRecord) -> FetcherRecord:
 
     That is what waits, and what the last epoch would ask if it ran again.
     """
-    lowest = [fetcher.reported] if not fetcher.queries else []
-    for asking in fetcher.queries.values():
-        lowest.append(max(asking.watermark, fetcher.reported))
+    lowest = [fetcher.reported] if fetcher.queries.keys() <= fetcher.ended.keys() else []
+    for query, asking in fetcher.queries.items():
         last = max((at for at, pin in enumerate(asking.pins) if pin.turn.drain == 0), default=0)
-        lowest += [pin.late_below for pin in asking.pins[last:]]
+        if query not in fetcher.ended:
+            lowest.append(max(asking.watermark, fetcher.reported))
+            lowest += [pin.late_below for pin in asking.pins[last:]]
         lowest += [
             pin.lowest for pin in asking.pins[max(last - 1, 0) :] if pin.waiting and pin.lowest is not None
         ]

@@ -7,8 +7,15 @@ import math
 from msgspec.structs import replace
 
 from millpond.coordinator.catalogue import progressed, resident_of, unknown_operator, with_fetcher
-from millpond.coordinator.records import AskingRecord, FetcherRecord, PinRecord, PondRecord, ResidentRecord
-from millpond.coordinator.updates import check_first
+from millpond.coordinator.records import (
+    ENDED_REMEMBERED,
+    AskingRecord,
+    FetcherRecord,
+    PinRecord,
+    PondRecord,
+    ResidentRecord,
+)
+from millpond.coordinator.updates import check_first, query_ended
 from millpond.errors import EpochChanged, EpochOutOfOrder
 from millpond.times import Progress
 from millpond.wire.base import DRAINS_MAX
@@ -19,6 +26,8 @@ def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[Pond
     """Fixes U for a turn of a fetcher. `update_progress` is U as it is published now."""
     resident = resident_of(pond, message.resident)
     fetcher = _fetcher_of(resident, message.fetcher)
+    if message.query in fetcher.ended and message.turn.drain == 0:
+        raise query_ended(message.resident, message.fetcher, message.query)
     asking = fetcher.queries.get(message.query)
     known = next((p for p in asking.pins if p.turn == message.turn), None) if asking is not None else None
     if known is None:
@@ -26,19 +35,20 @@ def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[Pond
             check_first(
                 message.resident,
                 message.fetcher,
-                list(fetcher.queries),
+                [query for query in fetcher.queries if query not in fetcher.ended],
                 message.query,
                 message.turn,
                 message.history,
             )
             asking = AskingRecord()
+            if message.history == "new":
+                fetcher = _with_queries_ended(fetcher)
         _check_next(asking.pins, message)
         known = PinRecord(
             message.turn, update_progress, max(asking.watermark, fetcher.reported, fetcher.progress)
         )
         asking = replace(asking, pins=_remembered((*asking.pins, known)))
-        others = {} if message.query not in fetcher.queries and message.history == "new" else fetcher.queries
-        fetcher = progressed(replace(fetcher, queries={**others, message.query: asking}))
+        fetcher = progressed(replace(fetcher, queries={**fetcher.queries, message.query: asking}))
         pond = with_fetcher(pond, resident, message.fetcher, fetcher)
     assert asking is not None
     at = asking.pins.index(known)
@@ -51,6 +61,21 @@ def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[Pond
         token=before.token if before is not None else "",
         oldest=asking.pins[0].turn,
     )
+
+
+def _with_queries_ended(fetcher: FetcherRecord) -> FetcherRecord:
+    """The fetcher with all its queries ended. Rows of theirs that wait are not lost: they can be drained."""
+    ended, left = dict(fetcher.ended), {}
+    for query, asking in fetcher.queries.items():
+        pins = asking.pins
+        if pins and not pins[-1].answered and not pins[-1].turn.drain:
+            pins = pins[:-1]  # an epoch that will not be finished any more
+        ended.setdefault(query, asking.pins[-1].turn)
+        if pins and (pins[-1].waiting or not pins[-1].answered):
+            left[query] = replace(asking, pins=pins)
+    for query in [query for query in ended if query not in left][: max(0, len(ended) - ENDED_REMEMBERED)]:
+        del ended[query]
+    return replace(fetcher, queries=left, ended=ended)
 
 
 def _remembered(pins: tuple[PinRecord, ...]) -> tuple[PinRecord, ...]:
@@ -99,21 +124,28 @@ def answered(pond: PondRecord, message: Answered) -> PondRecord:
         # A replay of a turn before the last: what it left waiting was taken up since.
         return pond
     last = asking.pins[-1]
-    if last.answered and (last.waiting, last.lowest) != (message.waiting, message.lowest):
+    before = last.waiting, last.lowest, last.digest
+    if last.answered and before != (message.waiting, message.lowest, message.digest):
         # It saw what it saw the first time, so the rows are others; those that wait would be lost.
         raise EpochChanged(
             f"epoch {message.turn} of fetcher {message.fetcher!r} came again with other rows",
             hint="give every fetch of a State a name of its own, and a source that replays the same rows",
             epoch=message.turn.epoch,
         )
-    record = replace(last, answered=True, waiting=message.waiting, lowest=message.lowest, token=message.token)
-    watermark = max(asking.watermark, message.watermark if message.watermark is not None else -math.inf)
-    asking = AskingRecord(watermark, (*asking.pins[:-1], record))
-    fetcher = replace(
-        fetcher,
-        late=fetcher.late + (0 if last.answered else message.late),
-        queries={**fetcher.queries, message.query: asking},
+    record = replace(
+        last,
+        answered=True,
+        waiting=message.waiting,
+        lowest=message.lowest,
+        token=message.token,
+        digest=message.digest,
     )
+    watermark = max(asking.watermark, message.watermark if message.watermark is not None else -math.inf)
+    queries = {**fetcher.queries, message.query: AskingRecord(watermark, (*asking.pins[:-1], record))}
+    if message.query in fetcher.ended and not record.waiting:
+        del queries[message.query]
+    late = fetcher.late + (0 if last.answered else message.late)
+    fetcher = replace(fetcher, late=late, queries=queries)
     return with_fetcher(pond, resident, message.fetcher, progressed(fetcher))
 
 

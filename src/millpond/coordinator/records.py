@@ -67,6 +67,7 @@ class PinRecord(msgspec.Struct, frozen=True):
     waiting: int = 0
     lowest: Progress | None = None
     token: str = ""
+    digest: int = 0
 
 
 class AskingRecord(msgspec.Struct, frozen=True):
@@ -82,13 +83,15 @@ class AskingRecord(msgspec.Struct, frozen=True):
 class FetcherRecord(msgspec.Struct, frozen=True):
     """`progress` is the lowest time that the fetcher may still ask for: of new rows, of those that wait, of repeats.
 
-    `reported` is what was said of new rows from outside.
+    `reported` is what was said of new rows from outside. `ended` are queries that a new history took the place of, and
+    where they stood; one whose rows still wait is among `queries`, too, until they are drained.
     """
 
     progress: Progress
     reported: Progress = -math.inf
     late: int = 0
     queries: dict[str, AskingRecord] = {}
+    ended: dict[str, Turn] = {}
 
 
 class ResidentRecord(msgspec.Struct, frozen=True):

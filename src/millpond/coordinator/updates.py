@@ -52,13 +52,7 @@ def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPla
         return EpochPlan(late_below, resident.time_kind, replayed=True)
     if turns is None:
         if message.query in updater.ended:
-            raise OtherQuery(
-                f"the query {message.query} of {message.updater!r} has ended: another began a new history",
-                hint="start the query that goes on; one that begins from an empty checkpoint is a new one",
-                resident=message.resident,
-                name=message.updater,
-                query=message.query,
-            )
+            raise query_ended(message.resident, message.updater, message.query)
         check_first(
             message.resident,
             message.updater,
@@ -78,6 +72,16 @@ def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPla
             expected=turns.last.epoch + 1,
         )
     return EpochPlan(_late_below(updater, message.query), resident.time_kind, replayed=False)
+
+
+def query_ended(resident: str, operator: str, query: str) -> OtherQuery:
+    return OtherQuery(
+        f"the query {query} of {operator!r} has ended: another began a new history",
+        hint="start the query that goes on; one that begins from an empty checkpoint is a new one",
+        resident=resident,
+        name=operator,
+        query=query,
+    )
 
 
 def check_first(

@@ -117,8 +117,7 @@ class Answering:
             token = rows.begin(turn)
             rows.list_files(turn, token, "", [rows.write(turn, token, waiting.to_batches())])
             first = asking.questions(waiting, "")
-            lowest = first.highs if first.lows is None else first.lows
-            left = Left(len(waiting), asking.first_time(int(lowest.min())), token)
+            left = Left(len(waiting), asking.first_time(first.lowest), token, first.digest)
         self._to(asking.answer(self._client, timely.take(ready)), epoch)
         self._end(query, turn, left, seen, delay)
         rows.remove_before(pinned.oldest)
@@ -139,6 +138,7 @@ class Answering:
                 lowest=left.lowest,
                 watermark=watermark,
                 token=left.token,
+                digest=left.digest,
             )
         )
 

@@ -14,9 +14,13 @@ from millpond.errors import BadOption
 from millpond.ops.columns import Names, as_names, check_column_name, keys_of, times_of
 from millpond.stores.keys import Keys
 from millpond.stores.readiness import check_not_below, lowest_asked, positions, ready, served_below
+from millpond.stores.rows import digest_rows
 from millpond.stores.versioned import result_schema
 from millpond.times import Progress, TimeKind
 from millpond.wire.states import Question, StateSpec
+
+DIGESTS = 1 << 63
+"""Digests of questions are below this, so that a column of longs can hold one."""
 
 
 class Questions(NamedTuple):
@@ -30,6 +34,17 @@ class Questions(NamedTuple):
     def take(self, rows: npt.NDArray[np.int64]) -> Questions:
         lows = None if self.lows is None else self.lows[rows]
         return Questions(self.keys.take(rows), lows, self.highs[rows], self.kind)
+
+    @property
+    def lowest(self) -> int:
+        """The lowest time among what the questions begin with. There are some."""
+        return int((self.highs if self.lows is None else self.lows).min())
+
+    @property
+    def digest(self) -> int:
+        """Of keys and times, in any order."""
+        others = [] if self.lows is None else [pa.array(self.lows)]
+        return digest_rows(self.keys, self.highs, others) % DIGESTS
 
     def check_not_below(self, fetch_progress: Progress, rule: FetchRule, spec: StateSpec) -> None:
         check_not_below(lowest_asked(self.lows, self.highs, rule, spec), fetch_progress, self.kind)

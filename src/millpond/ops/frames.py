@@ -15,7 +15,7 @@ from millpond.errors import BadOption, WrongColumn, WrongType, error_named
 from millpond.ops.columns import check_kind
 from millpond.ops.tasks import StageReply, StageTask
 from millpond.times import TimeKind
-from millpond.wire.base import KindOfTime, Turn
+from millpond.wire.base import LOCAL_QUERY, KindOfTime, Turn
 from millpond.wire.epochs import EpochPlan, Receipt
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 QUERY_ID = "sql.streaming.queryId"
-# A streaming query runs its jobs in a group that is named for its run.
-RUN_ID = "spark.jobGroup.id"
 
 
 def is_frame(rows: object) -> TypeGuard[DataFrame]:
@@ -45,8 +43,13 @@ def query_of(frame: DataFrame) -> str | None:
 
 def run_of(frame: DataFrame) -> str | None:
     """The id of the run of the streaming query, which each start of it changes; None outside of one."""
-    run: str | None = frame.sparkSession.sparkContext.getLocalProperty(RUN_ID)
-    return None if query_of(frame) is None else run
+    query, session = query_of(frame), frame.sparkSession
+    java: Any = session.sparkContext._jvm  # noqa: SLF001 - Python has no way to a query from its own batch
+    if query in (None, LOCAL_QUERY) or java is None:
+        return None
+    active = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+    running = active.get(java.java.util.UUID.fromString(query))
+    return None if running is None else str(running.runId().toString())
 
 
 @contextmanager

@@ -6,13 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from millpond.errors import WrongType
 from millpond.ops import frames
-from millpond.ops.asking import Asking
-from millpond.ops.columns import times_of
+from millpond.ops.asking import DIGESTS, Asking
 from millpond.stores.waiting import WaitingFile, WaitingList, WaitingRows
 from millpond.wire.base import Turn
 
@@ -25,11 +23,12 @@ WIDER = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
 
 
 class Left(NamedTuple):
-    """What a turn leaves behind: how many rows wait, and the lowest time they ask for."""
+    """What a turn leaves behind: how many rows wait, the lowest time they ask for, and a digest of what they ask."""
 
     waiting: int = 0
     lowest: int | None = None
     token: str = ""
+    digest: int = 0
 
 
 class KeepTask:
@@ -38,7 +37,7 @@ class KeepTask:
     A task that runs twice writes two files: those whose names the driver collected count.
     """
 
-    schema = "file string, rows long, lowest long"
+    schema = "file string, rows long, lowest long, digest long"
 
     def __init__(self, rows: WaitingRows, turn: Turn, token: str, asking: Asking) -> None:
         self._rows = rows
@@ -49,9 +48,10 @@ class KeepTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         some = [batch for batch in batches if batch.num_rows]
         if some:
-            times, _ = times_of(pa.Table.from_batches(some), self._asking.first, "")
+            asked = self._asking.questions(pa.Table.from_batches(some), "")
             file = self._rows.write(self._turn, self._token, some)
-            yield pa.record_batch({"file": [file.name], "rows": [file.rows], "lowest": [int(np.min(times))]})
+            told = {"file": file.name, "rows": file.rows, "lowest": asked.lowest, "digest": asked.digest}
+            yield pa.RecordBatch.from_pylist([told])
 
 
 class ReadTask:
@@ -77,7 +77,8 @@ def keep(waiting: DataFrame, rows: WaitingRows, turn: Turn, asking: Asking) -> L
     if not found:
         return Left()
     rows.list_files(turn, token, waiting.schema.json(), (WaitingFile(row[0], row[1]) for row in found))
-    return Left(sum(row[1] for row in found), asking.first_time(min(row[2] for row in found)), token)
+    lowest, digest = min(row[2] for row in found), sum(row[3] for row in found) % DIGESTS
+    return Left(sum(row[1] for row in found), asking.first_time(lowest), token, digest)
 
 
 def kept(

@@ -7,9 +7,11 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from typing import IO, Any
 
@@ -109,7 +111,19 @@ def _with_spark(pond: Pond) -> Pond:
         from millpond.pond.source import source_of
 
         pond.spark.dataSource.register(source_of(pond.link))
+        _warn_of_another_python(pond.spark.sparkContext)
     return pond
+
+
+def _warn_of_another_python(context: Any) -> None:
+    """On this machine, Spark's workers should be this Python. Elsewhere nobody here knows."""
+    found = shutil.which(context.pythonExec)
+    if context.master.startswith("local") and os.path.dirname(found or "") != os.path.dirname(sys.executable):
+        warnings.warn(
+            f"Spark's workers run {context.pythonExec!r}, which may not have millpond;"
+            f" set PYSPARK_PYTHON={sys.executable} before the session is started",
+            stacklevel=4,
+        )
 
 
 class _EmbeddedPond:

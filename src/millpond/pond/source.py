@@ -138,7 +138,9 @@ class _StateReader(_Reader):
         if self._isolation == "committed":
             at = snapshot_time(_parse_as_of(self._as_of), progress)
         if at is None:
-            return []
+            return [
+                _Part([], -math.inf)
+            ]  # nothing is final yet; of no part at all Spark would ask for one all the same
         owners = client_of(self._link).placement().owners
         return [
             _Part([n for n, owner in enumerate(owners) if owner == each], at) for each in sorted(set(owners))
@@ -146,7 +148,9 @@ class _StateReader(_Reader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Part)
-        rows = read_versions(client_of(self._link), self._name, partition.at, partition.slices)
+        rows = None
+        if partition.slices:
+            rows = read_versions(client_of(self._link), self._name, partition.at, partition.slices)
         yield from snapshot_table(self._spec(), snapshot_time_kind(self._progress()), rows).to_batches()
 
     def _spec(self) -> StateSpec:

@@ -66,8 +66,8 @@ class Pin(Call[Pinned], frozen=True, tag=True):
 class Answered(Call[Done], frozen=True, tag=True):
     """A fetcher's turn is answered, but for the rows that wait. Moves the fetcher's progress.
 
-    `lowest` is the lowest time that a waiting row asks for, `token` names the list of these rows. `watermark` is the time below which the fetcher
-    will ask for no more new rows; None while it cannot tell.
+    `lowest` is the lowest time that a waiting row asks for, `token` names the list of these rows, `digest` is of what they
+    ask. `watermark` is the time below which the fetcher will ask for no more new rows; None while it cannot tell.
     """
 
     resident: Name
@@ -79,6 +79,7 @@ class Answered(Call[Done], frozen=True, tag=True):
     lowest: Progress | None
     watermark: Progress | None
     token: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,32}\Z")] = ""
+    digest: Count = 0
 
     def __post_init__(self) -> None:
         check_progress(self.lowest)
