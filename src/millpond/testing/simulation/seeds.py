@@ -15,8 +15,8 @@ from millpond.testing.simulation.report import Report
 from millpond.testing.simulation.scenario import simulate
 
 BATCH = 10
-BATCHES_PER_PROCESS = 50
-"""A worker is replaced after so many, so that it does not grow."""
+BATCHES_PER_POOL = 100
+"""Workers are replaced after so many, so that they do not grow: all at once, since Python 3.11 hangs when one by one."""
 SHOWN_MAX = 20
 
 
@@ -46,15 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _reports(start: int, seeds: int, jobs: int) -> Iterator[Report]:
-    """Reports as they come. Batches are handed out as others end, so that little waits in memory."""
+    """Reports as they come."""
     batches = iter(range(start, start + seeds, BATCH))
     if jobs == 1:
         for first in batches:
             yield from run_batch(first, min(BATCH, start + seeds - first))
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=BATCHES_PER_PROCESS) as pool:
-        while wave := list(islice(batches, 4 * jobs)):
-            counts = [min(BATCH, start + seeds - first) for first in wave]
+    while wave := list(islice(batches, BATCHES_PER_POOL)):
+        counts = [min(BATCH, start + seeds - first) for first in wave]
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
             for reports in pool.map(run_batch, wave, counts):
                 yield from reports
 
