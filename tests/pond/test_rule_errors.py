@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +18,7 @@ from millpond.errors import (
     BadType,
     MillpondError,
     NullValue,
+    RuleFailed,
     SchemaMismatch,
     WrongColumn,
     WrongType,
@@ -288,3 +290,29 @@ def test_a_rule_may_name_its_arguments_as_it_likes(pond: LocalPond) -> None:
     state.finish("feed")
     found = state.fetch(key="k", at="t", into="a").now(pa.table({"k": [1], "t": [2]}))
     assert found["a"].to_pylist() == [2 - 9]
+
+
+def speechless(times: Any, value: Any) -> int:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    raise Odd
+
+
+def garbled(times: Any, value: Any) -> int:
+    raise ValueError("a\ud800c" * 10_000)
+
+
+@pytest.mark.filterwarnings("ignore::millpond.errors.RuleInterpreted")
+@pytest.mark.parametrize(("rule", "told"), [(speechless, "Odd"), (garbled, "ValueError: a?c")])
+def test_whatever_a_fetch_rule_raises_can_be_told(pond: LocalPond, rule: Any, told: str) -> None:
+    state = pond.state("s", key="long", value="long")
+    state.update(key="k", at="t", value="v", name="feed")(pa.table({"k": [1], "t": [1], "v": [5]}), 0)
+    state.finish("feed")
+    asked = pa.table({"k": [1], "low": [0], "t": [1]})
+    with pytest.raises(
+        RuleFailed, match=re.escape(f"the fetch rule {rule.__name__!r} failed: {told}")
+    ) as caught:
+        state.fetch(key="k", between=("low", "t"), into="x", rule=rule).now(asked)
+    assert len(str(caught.value)) < 11_000

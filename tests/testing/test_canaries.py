@@ -136,8 +136,8 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
             Edit(
                 InterpretedFunction,
                 "run",
-                "except OF_THE_MACHINE:\n        raise\n",
-                "except ():\n        raise\n",
+                "except OF_THE_MACHINE:\n",
+                "except ():\n",
             )
         ],
     ),

@@ -38,6 +38,22 @@ Short of memory, Python at times has none left to say so, and a SystemError is w
 """
 
 
+OF_USER_CODE = (Exception, SystemExit, GeneratorExit)
+"""What user code raises on its own account."""
+DESCRIBED_MAX = 10_000
+
+
+def described(error: BaseException) -> str:
+    """What user code raised, in words that a message can carry, whatever the code made of it."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except OF_THE_MACHINE:
+        raise
+    except OF_USER_CODE:
+        return type(error).__name__
+    return text[:DESCRIBED_MAX].encode(errors="replace").decode()
+
+
 class Code(msgspec.Struct, frozen=True):
     """Functions as text, the one called `name` among them, and what their global names stand for.
 

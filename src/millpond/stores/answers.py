@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from millpond.code.capture import described
 from millpond.code.rules import FetchRule
 from millpond.errors import BadOption, BadRule, RuleFailed, TotalOverflow, WrongType
 from millpond.kernels import lookups
@@ -147,9 +148,7 @@ class Reader:
 
         def failed(_: int, error: Exception) -> NoReturn:
             name = getattr(rule.function, "__name__", "rule")
-            raise RuleFailed(
-                f"the fetch rule {name!r} failed: {type(error).__name__}: {error}", rule=name
-            ) from None
+            raise RuleFailed(f"the fetch rule {name!r} failed: {described(error)}", rule=name) from None
 
         answers: dict[int, Any] = {}
         kind = _kind(type_)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.code.capture import MODULES, OF_THE_MACHINE
+from millpond.code.capture import MODULES, OF_THE_MACHINE, OF_USER_CODE, described
 from millpond.code.tables import Type
 from millpond.errors import Aborted, BadTransaction
 from millpond.stores.tables import TableStore
@@ -24,10 +24,6 @@ from millpond.txn.compiler.statements import constants_of
 from millpond.txn.compiler.syntax import abort_call
 from millpond.txn.compiler.values import BEYOND, OVERFLOW, REASONS, STEPS, ZERO
 from millpond.txn.functions import TransactionFunction, abort
-
-# Whatever user code raises ends its transaction, and only that. What the machine cannot do is no outcome: the same
-# transaction may commit when it runs again. So it is with all that is no Exception, such as an interrupt.
-OF_USER_CODE = (Exception, SystemExit, GeneratorExit)
 
 
 class WriteLog:
@@ -181,22 +177,14 @@ class InterpretedFunction:
         except OverflowError:
             reason = REASONS[OVERFLOW]
         except OF_THE_MACHINE:
+            # No outcome: the same transaction may commit when it runs again. So it is with an interrupt.
             raise
         except OF_USER_CODE as error:
-            reason = _described(error)
+            reason = described(error)
         else:
             return None, results
         self._log.undo()
         return reason, None
-
-
-def _described(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except OF_THE_MACHINE:
-        raise
-    except OF_USER_CODE:  # which may have made what describes it
-        return type(error).__name__
 
 
 def _checked(value: Any) -> Any:
