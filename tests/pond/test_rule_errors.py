@@ -305,7 +305,7 @@ def garbled(times: Any, value: Any) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::millpond.errors.RuleInterpreted")
-@pytest.mark.parametrize(("rule", "told"), [(speechless, "Odd"), (garbled, "ValueError: a?c")])
+@pytest.mark.parametrize(("rule", "told"), [(speechless, "Odd"), (garbled, r"ValueError: a\ud800c")])
 def test_whatever_a_fetch_rule_raises_can_be_told(pond: LocalPond, rule: Any, told: str) -> None:
     state = pond.state("s", key="long", value="long")
     state.update(key="k", at="t", value="v", name="feed")(pa.table({"k": [1], "t": [1], "v": [5]}), 0)
@@ -315,4 +315,4 @@ def test_whatever_a_fetch_rule_raises_can_be_told(pond: LocalPond, rule: Any, to
         RuleFailed, match=re.escape(f"the fetch rule {rule.__name__!r} failed: {told}")
     ) as caught:
         state.fetch(key="k", between=("low", "t"), into="x", rule=rule).now(asked)
-    assert len(str(caught.value)) < 11_000
+    assert len(str(caught.value)) < 50_000

@@ -51,7 +51,7 @@ def described(error: BaseException) -> str:
         raise
     except OF_USER_CODE:
         return type(error).__name__
-    return text[:DESCRIBED_MAX].encode(errors="replace").decode()
+    return text[:DESCRIBED_MAX].encode(errors="backslashreplace").decode()
 
 
 class Code(msgspec.Struct, frozen=True):
