@@ -121,20 +121,35 @@ def outcomes_of(files: LossyFiles) -> list[tuple[str, int]]:
     return list(distinct.values())
 
 
-class CountedFiles(LossyFiles):
-    """Dies before its `last`-th change of the disk. Calls `before` with the number of each change."""
+def cuts_at_changes(
+    make: Callable[[LossyFiles], Any], steps: Sequence[Step], first: int, every: int
+) -> list[Cut]:
+    """What a crash before the first change of the disk, and before every so many after it, would leave."""
+    cuts: list[Cut] = []
+    done = 0
 
-    def __init__(self, last: int | None = None, before: Callable[[int], None] = lambda _: None) -> None:
+    def cut(change: int) -> None:
+        if change % every == first % every:
+            cuts.append(Cut(frozen(files), done))
+
+    files = CountedFiles(cut)
+    world = make(files)
+    for done, step in enumerate(steps):  # noqa: B007 - `cut` reads it
+        step.on_pond(world)
+    return cuts
+
+
+class CountedFiles(LossyFiles):
+    """Calls `before` with the number of each change of the disk, before it is made."""
+
+    def __init__(self, before: Callable[[int], None]) -> None:
         super().__init__()
         self.changes = 0
-        self.last = last
         self.before = before
 
     def _count(self) -> None:
         self.changes += 1
         self.before(self.changes)
-        if self.changes == self.last:
-            self.halt(f"change {self.last}")
 
 
 def _counting(name: str) -> Any:

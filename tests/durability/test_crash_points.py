@@ -14,14 +14,13 @@ from crashes import (
     CONTAINERS,
     LOSSES,
     THEN,
-    CountedFiles,
     Cut,
     Moment,
     after,
     chosen,
     content,
+    cuts_at_changes,
     cuts_of,
-    frozen,
     hits_of,
     outcomes_of,
     run_until_crash,
@@ -314,19 +313,10 @@ def hits_before(steps_done: int) -> int:
 @pytest.mark.parametrize("containers", CONTAINERS)
 def test_a_crash_before_any_change_of_the_disk(containers: int) -> None:
     """Every fourth change, by turns under each loss."""
-    crashes: list[Crash] = []
-    done = 0
-
-    def cut(change: int) -> None:
-        if change % 4 == (1 + containers) % 4:
-            crashes.append(Crash(frozen(files), done, containers, f"change {change}"))
-
-    files = CountedFiles(before=cut)
-    world = World(files)
-    for done, step in enumerate(steps_of(containers)):  # noqa: B007 - `cut` reads it
-        step.on_pond(world)
-    assert len(crashes) > 100
-    for number, crash in enumerate(crashes):
+    cuts = cuts_at_changes(World, steps_of(containers), 1 + containers, 4)
+    assert len(cuts) > 100
+    for number, cut in enumerate(cuts):
+        crash = Crash(*cut, containers, f"cut {number}")
         crash.check_recovered(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
 
 

@@ -13,13 +13,12 @@ from crashes import (
     CONTAINERS,
     LOSSES,
     THEN,
-    CountedFiles,
     Cut,
     Moment,
     after,
     chosen,
+    cuts_at_changes,
     cuts_of,
-    frozen,
     hits_of,
     outcomes_of,
 )
@@ -166,19 +165,10 @@ def test_the_history_comes_to_every_point(containers: int) -> None:
 @pytest.mark.parametrize("containers", CONTAINERS)
 def test_a_crash_before_any_change_of_the_disk(containers: int) -> None:
     """Every sixth change, by turns under each loss."""
-    crashes: list[Crash] = []
-    done = 0
-
-    def cut(change: int) -> None:
-        if change % 6 == (1 + containers) % 6:
-            crashes.append(Crash(frozen(files), done, containers, f"change {change}"))
-
-    files = CountedFiles(before=cut)
-    world = World(files)
-    for done, step in enumerate(steps_of(containers)):  # noqa: B007 - `cut` reads it
-        step.on_pond(world)
-    assert len(crashes) > 30
-    for number, crash in enumerate(crashes):
+    cuts = cuts_at_changes(World, steps_of(containers), 1 + containers, 6)
+    assert len(cuts) > 30
+    for number, cut in enumerate(cuts):
+        crash = Crash(*cut, containers, f"cut {number}")
         crash.check(*LOSSES[number % len(LOSSES)], AGAIN[number % len(AGAIN)])
 
 

@@ -44,14 +44,11 @@ RULES = {
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture
+@pytest.fixture(params=[1, 3], ids=["1-container", "3-containers"])
 def pond(request: pytest.FixtureRequest) -> Iterator[LocalPond]:
-    with LocalPond(LossyFiles(), containers=getattr(request, "param", 3), slices=8) as opened:
+    with LocalPond(LossyFiles(), containers=request.param, slices=8) as opened:
         yield opened
         opened.validate()
-
-
-alone_or_not = pytest.mark.parametrize("pond", [1, 3], ids=["1-container", "3-containers"], indirect=True)
 
 
 def rows(keys: list[Any], times: list[Any], values: list[Any], **types: pa.DataType) -> pa.Table:
@@ -106,7 +103,6 @@ def test_as_of_is_the_newest_value_at_or_before_the_time(pond: LocalPond) -> Non
     assert as_of(state, [2, 3, 2], [15, 15, 14]) == [150, None, None]
 
 
-@alone_or_not
 def test_rows_out_of_order_and_at_equal_times(pond: LocalPond) -> None:
     state = longs(pond)
     op = updater(state, delay=100)
@@ -118,7 +114,6 @@ def test_rows_out_of_order_and_at_equal_times(pond: LocalPond) -> None:
     assert as_of(state, [1] * 5, [10, 15, 19, 20, 30]) == [1, 15, 15, 22, 3]
 
 
-@alone_or_not
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("key_ddl", ["long", "string"])
 def test_ranges_of_every_rule_agree_with_the_oracle(pond: LocalPond, rule: str, key_ddl: str) -> None:
@@ -216,7 +211,6 @@ def _feed(seed: int, strings: bool) -> tuple[pa.Table, pa.Table]:
     return versions, pa.table({"k": key(probes[:, 0]), "t": probes[:, 1], "n": np.arange(len(probes))})
 
 
-@alone_or_not
 @pytest.mark.parametrize("strings", [False, True], ids=["long", "string"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_as_of_agrees_with_duckdb_and_pandas(pond: LocalPond, seed: int, strings: bool) -> None:
@@ -246,7 +240,6 @@ def test_as_of_agrees_with_duckdb_and_pandas(pond: LocalPond, seed: int, strings
     assert 0 < ours.count(None) < len(ours), "the data should have both answers"
 
 
-@alone_or_not
 @pytest.mark.parametrize("strings", [False, True], ids=["long", "string"])
 def test_ranges_agree_with_duckdb(pond: LocalPond, strings: bool) -> None:
     versions, probes = _feed(9, strings)
@@ -919,7 +912,6 @@ def test_epochs_are_consecutive_from_wherever_they_begin(pond: LocalPond) -> Non
     assert op.commit(rows([1], [30], [3]), 0, "q-2").rows == 1
 
 
-@alone_or_not
 def test_replays_of_long_ago_are_still_no_ops(pond: LocalPond) -> None:
     state = longs(pond)
     op = updater(state)

@@ -20,7 +20,7 @@ import millpond as mp
 UPDATERS = 4
 EPOCHS = 12
 ROWS = 300
-KILLS = 2
+KILLS = 5
 
 
 def batch(updater: int, epoch: int) -> list[tuple[int, int, int]]:
