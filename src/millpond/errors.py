@@ -258,6 +258,12 @@ class Unauthorised(MillpondError, PermissionError):
     """A call without a token, or with one that does not permit it."""
 
 
+class NotThePond(MillpondError, ConnectionError):
+    """Whoever listens at the address could not show that it is the pond of the token. It was told nothing."""
+
+    fields = ("address",)
+
+
 # What failed
 
 

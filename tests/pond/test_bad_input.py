@@ -673,7 +673,7 @@ def test_more_containers_than_slices_and_a_root_that_another_process_has_open(tm
 )
 def test_connecting_to_what_is_no_address(address: Any) -> None:
     with refused(None, BadOption, ValueError, option="address"):
-        mp.connect(address, "token")
+        mp.connect(address, "x" * 43)
 
 
 @pytest.mark.parametrize("token", [None, "", "  ", "a\nb", "ä", b"token", 5], ids=repr)
@@ -684,7 +684,9 @@ def test_connecting_with_what_is_no_token(token: Any) -> None:
 
 def test_connecting_to_where_nobody_listens() -> None:
     with refused(None, Unavailable, ConnectionError, address="127.0.0.1:1"):
-        mp.connect("127.0.0.1:1", "token")
+        mp.connect("127.0.0.1:1", "x" * 43)
+    with refused(None, Unavailable, ConnectionError):
+        mp.connect("unix:/nowhere/sockets/pond", "x" * 43)
 
 
 def test_a_closed_pond(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import socket
+import tempfile
 import threading
 import typing
 from collections import Counter
@@ -46,6 +47,7 @@ from millpond.wire.connection import SlicedBatch
 from millpond.wire.epochs import Stage
 from millpond.wire.flight import FlightConnection, FlightService
 from millpond.wire.house import Locate
+from millpond.wire.sockets import SocketDirectory
 from millpond.wire.specs import Resident
 from millpond.wire.states import Question, ReadSlices, RowsWork, StateSpec
 
@@ -177,7 +179,7 @@ def signed(token: str) -> fl.FlightCallOptions:
 
 
 def client_of(address: str) -> fl.FlightClient:
-    return fl.connect(f"grpc+tcp://{address}")
+    return fl.connect(f"grpc+unix://{address.removeprefix('unix:')}")
 
 
 # The calls there are
@@ -418,16 +420,19 @@ class InProcess(NamedTuple):
 
 
 @pytest.fixture
-def in_process() -> Iterator[InProcess]:
+def in_process(tmp_path: Path) -> Iterator[InProcess]:
     """A container's service behind Flight, in this process, where a test can lower the limit."""
+    tmp_path.chmod(0o700)
+    sockets = SocketDirectory(str(tmp_path))
     pond = LocalPond(LossyFiles(), slices=SLICES)
     for name, (key, value) in STATES.items():
         pond.state(name, key=key, value=value)
-    service = FlightService(pond.hosting.services[0], "secret")
+    service = FlightService(pond.hosting.services[0], "secret", sockets, "here")
     connection = FlightConnection(service.address, "secret")
     yield InProcess(pond, connection)
     connection.close()
     service.shutdown()
+    sockets.close()
     pond.validate()
     pond.close()
 
@@ -877,11 +882,14 @@ class FlippingProxy:
     """Forwards one connection to a server, and flips one bit of what the client sends."""
 
     def __init__(self, target: str, position: int, bit: int) -> None:
-        self._target = (target.split(":", maxsplit=1)[0], int(target.split(":")[1]))
+        self._target = target.removeprefix("unix:")
         self._position, self._bit = position, bit
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._directory = tempfile.TemporaryDirectory()
+        self.address = f"unix:{self._directory.name}/proxy"
+        self._listener.bind(self.address.removeprefix("unix:"))
+        self._listener.listen()
         self._sockets: list[socket.socket] = []
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.sent = 0
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -889,7 +897,8 @@ class FlippingProxy:
     def _accept(self) -> None:
         with suppress(OSError):
             near, _ = self._listener.accept()
-            far = socket.create_connection(self._target)
+            far = socket.socket(socket.AF_UNIX)
+            far.connect(self._target)
             self._sockets = [near, far]
             back = threading.Thread(target=self._forward, args=(far, near, False), daemon=True)
             back.start()
@@ -915,6 +924,7 @@ class FlippingProxy:
             thread.join(5)
         for each in self._sockets:
             each.close()
+        self._directory.cleanup()
 
 
 def test_a_flipped_bit_anywhere_does_not_end_a_server(served: Served) -> None:
@@ -1002,16 +1012,23 @@ LOOPBACK_V4 = "0100007F"
 LOOPBACK_V6 = {"00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
 
-def test_only_loopback_is_bound(served: Served) -> None:
-    for pid in pids(served):
-        found = listening(pid)
-        assert found, f"process {pid} should listen"
-        for address in found:
-            host = address.split(":")[0]
-            assert host == LOOPBACK_V4 or host in LOOPBACK_V6, f"process {pid} listens on {address}"
-    ports = {int(address.split(":")[1], 16) for pid in pids(served) for address in listening(pid)}
-    announced = {served.pond.address, *(container.address for container in served.pond.containers())}
-    assert {int(address.split(":")[1]) for address in announced} <= ports
+def test_no_port_is_bound_unless_one_is_asked_for(served: Served) -> None:
+    for pid in pids(served)[1:]:
+        assert listening(pid) == []
+    assert served.pond.address.startswith("unix:")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_only_loopback_is_bound(tmp_path: Path, host: str) -> None:
+    before = listening(os.getpid())
+    with mp.open(tmp_path / "pond", threads=1, slices=SLICES, host=host, port=0) as pond:
+        (found,) = set(listening(os.getpid())) - set(before)
+        address, port = found.split(":")
+        assert address == LOOPBACK_V4 or address in LOOPBACK_V6
+        assert pond.address.endswith(f":{int(port, 16)}")
+        assert all(listening(container.pid) == [] for container in pond.containers())
+        with mp.connect(pond.address, (tmp_path / "pond" / "token").read_text()) as joined:
+            assert joined.states() == {}
 
 
 @pytest.mark.parametrize(
@@ -1020,7 +1037,7 @@ def test_only_loopback_is_bound(served: Served) -> None:
 def test_a_host_that_is_not_loopback_refuses_to_start(tmp_path: Path, host: str) -> None:
     before = len(listening(os.getpid()))
     with pytest.raises(BadOption) as caught:
-        mp.open(tmp_path / "pond", host=host)
+        mp.open(tmp_path / "pond", host=host, port=0)
     assert isinstance(caught.value, ValueError)
     assert caught.value.option == "host"
     assert caught.value.hint
@@ -1046,5 +1063,5 @@ def test_a_new_root_is_closed_to_others(served: Served, tmp_path: Path) -> None:
 
 def test_a_server_without_a_token_refuses_to_start() -> None:
     with pytest.raises(BadOption) as caught:
-        FlightService(typing.cast(Any, None), "")
+        FlightService(typing.cast(Any, None), "", typing.cast(Any, None), "here")
     assert caught.value.option == "token"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from millpond.client.client import Client
 from millpond.errors import Unauthorised
-from millpond.wire.flight import FlightConnection, FlightDialer
+from millpond.wire.flight import dialer_to
 
 
 class Link(NamedTuple):
@@ -21,7 +21,8 @@ class Link(NamedTuple):
 
     def connect(self) -> Client:
         token = self.token or self._read()
-        return Client(FlightConnection(self.address, token), FlightDialer(token), link=self)
+        dial = dialer_to(self.address, token)
+        return Client(dial.pond(self.address), dial, link=self)
 
     def _read(self) -> str:
         try:

@@ -1,6 +1,6 @@
-"""The process of an embedded container, `python -m millpond.container.process ROOT CONTAINER THREADS ... LINE`.
+"""The process of an embedded container, `python -m millpond.container.process ROOT SOCKETS CONTAINER THREADS ... LINE`.
 
-It serves on loopback, says where on the socket that it inherits as file descriptor LINE, and ends when the parent
+It serves at a Unix socket in the directory SOCKETS, says where on the socket that it inherits as file descriptor LINE, and ends when the parent
 hangs up, that is, with its parent, however that ended. Its standard output is its log, its standard input empty.
 """
 
@@ -34,6 +34,7 @@ from millpond.kernels import warm_up
 from millpond.kernels.memory import keep_freed_memory
 from millpond.runtime import Threads
 from millpond.wire.flight import FlightDialer, FlightService
+from millpond.wire.sockets import SocketDirectory, container_name
 
 # Below so few rows, handing work to another thread costs more than it saves.
 PARALLEL_ROWS_MIN = 8192
@@ -82,7 +83,13 @@ class ThreadRunner:
 
 
 def main(
-    root: str, container: int, threads: int, code_seconds: float, memory: int, line: socket.socket
+    root: str,
+    sockets: str,
+    container: int,
+    threads: int,
+    code_seconds: float,
+    memory: int,
+    line: socket.socket,
 ) -> None:
     printed = Printed(log_path(root, container))
     printed.take_over()
@@ -100,7 +107,7 @@ def main(
             token = file.read().strip()
         means = Means(ThreadRunner(threads), threads, Guard(code_seconds))
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))
-        server = FlightService(service, token)
+        server = FlightService(service, token, SocketDirectory(sockets), container_name(container))
     except (MillpondError, OSError) as error:
         _say(line, {"error": type(error).__name__, "message": str(error)})
         return
@@ -150,7 +157,13 @@ def _maintain(service: ContainerService) -> None:
 
 
 if __name__ == "__main__":
-    _root, _container, _threads, _seconds, _memory, _line = sys.argv[1:]
+    _root, _sockets, _container, _threads, _seconds, _memory, _line = sys.argv[1:]
     main(
-        _root, int(_container), int(_threads), float(_seconds), int(_memory), socket.socket(fileno=int(_line))
+        _root,
+        _sockets,
+        int(_container),
+        int(_threads),
+        float(_seconds),
+        int(_memory),
+        socket.socket(fileno=int(_line)),
     )

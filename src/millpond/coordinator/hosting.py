@@ -66,7 +66,8 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Embedded:
-    """Containers as child processes. They notice the end of this process by the end of the line to it.
+    """Containers as child processes, at sockets in the directory `sockets`. They notice the end of this process by the
+    end of the line to it.
 
     User code in them has `code_seconds` to end in, and they have `memory` bytes each, by default most of the machine's.
     `on_exit` is called, in a thread of its own, when one has ended that was not asked to.
@@ -75,12 +76,14 @@ class Embedded:
     def __init__(
         self,
         root: str,
+        sockets: str,
         threads: int,
         on_exit: Callable[[int], None],
         code_seconds: float = CODE_SECONDS,
         memory: int | None = None,
     ) -> None:
         self._root = root
+        self._sockets = sockets
         self._threads = threads
         self._on_exit = on_exit
         self._code_seconds = code_seconds
@@ -152,7 +155,8 @@ class Embedded:
     def _command(self, container: int) -> list[str]:
         module = ["-X", "faulthandler", "-m", "millpond.container.process"]
         limits = [str(self._code_seconds), str(self._memory or 0)]
-        return [sys.executable, *module, self._root, str(container), str(self._threads), *limits]
+        where = [self._root, self._sockets]
+        return [sys.executable, *module, *where, str(container), str(self._threads), *limits]
 
     def _environment(self, container: int) -> dict[str, str]:
         """Ours, so that the child finds the same millpond; a crash point counts for a container's first start."""

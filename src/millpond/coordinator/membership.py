@@ -172,8 +172,7 @@ class Membership:
             try:
                 term = self._assignment.next_term()
                 host = self._hosting.start(container)
-                connection = self._dial(host.address)
-                self._assignment.assign(container, term, connection, self.members.members[container].careful)
+                connection = self._assigned(container, term, host)
             except (MillpondError, OSError) as error:
                 failure = (
                     error
@@ -189,6 +188,16 @@ class Membership:
             self.live[container] = Live(host, connection, term)
             self.members.started(container, term)
             return
+
+    def _assigned(self, container: int, term: Term, host: Host) -> Connection:
+        """A connection to the new incarnation, which has its slices."""
+        connection = self._dial(host.address)
+        try:
+            self._assignment.assign(container, term, connection, self.members.members[container].careful)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 def _answers(connection: Connection) -> bool:

@@ -24,15 +24,13 @@ from millpond.errors import BadOption, BadRoot, MillpondError, PondInUse
 from millpond.pond.pond import Pond
 from millpond.runtime import Threads
 from millpond.wire.connection import LocalConnection
-from millpond.wire.flight import (
-    FlightConnection,
-    FlightDialer,
-    FlightService,
-    check_host,
-    read_only_token,
-)
+from millpond.wire.flight import FlightDialer, FlightService, dialer_to
+from millpond.wire.gate import Gate, check_host
+from millpond.wire.handshake import read_only_token
 from millpond.wire.house import Locate
+from millpond.wire.sockets import POND, SocketDirectory
 
+ADDRESS_PATTERN = r"unix:/.+|[^/]+:\d{1,5}"
 SLICES_MAX = 65_535
 CODE_SECONDS_MIN = 0.1
 # What a container needs before it holds anything is some 300 MiB.
@@ -49,7 +47,7 @@ def open_pond(
     slices: int = 64,
     *,
     host: str = "127.0.0.1",
-    port: int = 0,
+    port: int | None = None,
     code_seconds: float = CODE_SECONDS,
     memory: int | None = None,
 ) -> Pond:
@@ -57,7 +55,9 @@ def open_pond(
 
     Starts `containers` child processes with `threads` threads each (by default the cores are shared out); they
     end with this process, however it ends. `slices` counts for a new pond only: it never changes afterwards.
-    Other processes may join at `pond.address` by `mp.connect`. One process at a time has a root open.
+    Other processes of this user may join at `pond.address` by `mp.connect`; with a `port` (0 takes a free one) the
+    pond listens there too, at a `host` on this machine, for any user who has a token. One process at a time has a
+    root open.
 
     Transactions and rules of your own have `code_seconds` to end in, for each epoch or question: then they are ended,
     and the epoch is refused with `CodeTookTooLong`; `math.inf` is for no limit. `memory` is how many bytes each
@@ -69,7 +69,8 @@ def open_pond(
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // containers)
     _check_count("threads", threads, 1, 1024)
-    _check_count("port", port, 0, 65_535)
+    if port is not None:
+        _check_count("port", port, 0, 65_535)
     _check_seconds("code_seconds", code_seconds)
     if memory is not None:
         _check_count(
@@ -90,8 +91,12 @@ def connect(address: str, token: str, spark: Any = None) -> Pond:
 
     The one in `token.read` may read every State, and change none.
     """
-    if not isinstance(address, str) or not re.fullmatch(r".+:\d{1,5}", address) or "://" in address:
-        raise BadOption(f"{address!r} is not an address", hint="for example 127.0.0.1:8815", option="address")
+    if not isinstance(address, str) or not re.fullmatch(ADDRESS_PATTERN, address):
+        raise BadOption(
+            f"{address!r} is not an address",
+            hint="for example 127.0.0.1:8815, or pond.address",
+            option="address",
+        )
     token = token.strip() if isinstance(token, str) else ""
     if not re.fullmatch(r"[!-~]+", token):
         raise BadOption(
@@ -99,9 +104,14 @@ def connect(address: str, token: str, spark: Any = None) -> Pond:
             hint="it is in the file `token` under the pond's root",
             option="token",
         )
-    connection = FlightConnection(address, token)
-    connection.call(Locate())
-    client = Client(connection, FlightDialer(token), link=Link(address, token))
+    dial = dialer_to(address, token)
+    connection = dial.pond(address)
+    try:
+        connection.call(Locate())
+    except BaseException:
+        connection.close()
+        raise
+    client = Client(connection, dial, link=Link(address, token))
     return _with_spark(Pond(client, address, spark=spark))
 
 
@@ -134,7 +144,9 @@ class _EmbeddedPond:
         self._lock_file: IO[bytes] | None = None
         self._token = ""
         self._coordinator: CoordinatorService | None = None
+        self._sockets: SocketDirectory | None = None
         self._server: FlightService | None = None
+        self._gate: Gate | None = None
         self._closing = threading.Event()
         atexit.register(self.close)
 
@@ -144,7 +156,7 @@ class _EmbeddedPond:
         threads: int,
         slices: int,
         host: str,
-        port: int,
+        port: int | None,
         code_seconds: float,
         memory: int | None,
     ) -> None:
@@ -171,8 +183,11 @@ class _EmbeddedPond:
         coordinator = CoordinatorService(files, self._root, FlightDialer(self._token), Threads())
         self._coordinator = coordinator
         # First, as the port may be taken; whoever joins before the pond is open is told to try again.
-        self._server = FlightService(coordinator, self._token, host, port)
-        hosting = Embedded(self._root, threads, coordinator.recover, code_seconds, memory)
+        self._sockets = SocketDirectory.under(self._root)
+        self._server = FlightService(coordinator, self._token, self._sockets, POND)
+        if port is not None:
+            self._gate = Gate(self._token, self._sockets, host, port)
+        hosting = Embedded(self._root, self._sockets.path, threads, coordinator.recover, code_seconds, memory)
         coordinator.start(hosting, containers, slices)
         threading.Thread(target=self._maintain, name="millpond-coordinator", daemon=True).start()
 
@@ -186,10 +201,11 @@ class _EmbeddedPond:
     @property
     def address(self) -> str:
         assert self._server is not None
-        return self._server.address
+        return self._server.address if self._gate is None else self._gate.address
 
     def client(self) -> Client:
-        link = Link(self.address, token_file=os.path.join(self._root, "token"))
+        assert self._server is not None
+        link = Link(self._server.address, token_file=os.path.join(self._root, "token"))
         return Client(LocalConnection(self._coordinator), FlightDialer(self._token), link=link)
 
     def close(self) -> None:
@@ -199,9 +215,15 @@ class _EmbeddedPond:
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
         if self._server is not None:
             self._server.shutdown()
             self._server = None
+        if self._sockets is not None:
+            self._sockets.remove()
+            self._sockets = None
         if self._lock_file is not None:
             self._lock_file.close()
             self._lock_file = None

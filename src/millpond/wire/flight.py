@@ -1,12 +1,14 @@
 """Arrow Flight between processes: a thin shell that authenticates, limits, and carries errors across.
 
-Every call needs a token, whatever its kind; what a read-only one allows is said here too. Errors of the handler travel as themselves; any other failure
-of the transport is `Unavailable`, which callers may retry.
+A server listens on a Unix socket that only its owner can reach; others come through a gate (`wire.gate`). Every call
+needs a token all the same, whatever its kind: it says what the caller may do. Errors of the handler travel as
+themselves; any other failure of the transport is `Unavailable`, which callers may retry.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,16 +21,13 @@ from millpond.errors import BadMessage, BadOption, MillpondError, Unauthorised, 
 from millpond.wire.base import Call, Exchange, Read, Request
 from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, decode, encode
 from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
+from millpond.wire.handshake import read_only_token
+from millpond.wire.sockets import POND, SCHEME, SocketDirectory, address_of, name_in
+from millpond.wire.tunnel import Tunnel
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000
 _HEADER = "authorization"
-
-
-def read_only_token(token: str) -> str:
-    """The token of the same pond that may only read: it follows from the full one, and not the other way round."""
-    return hmac.new(token.encode(), b"millpond read-only", "sha256").hexdigest()
 
 
 class _Caller(fl.ServerMiddleware):  # type: ignore[misc]
@@ -66,37 +65,15 @@ class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         return _Caller(reads_only=not full)
 
 
-def check_host(host: str) -> None:
-    """Only loopback: what a pond sends is not encrypted."""
-    if host not in LOOPBACK:
-        raise BadOption(
-            f"a pond does not listen on {host}: its traffic is not encrypted",
-            hint="use 127.0.0.1 and reach it from elsewhere through a tunnel, for example ssh -L",
-            option="host",
-        )
-
-
 class FlightService(fl.FlightServerBase):  # type: ignore[misc]
-    """Serves one handler on loopback, on a port that the system picks unless one is given."""
+    """Serves one handler at a Unix socket of that name."""
 
-    def __init__(self, handler: Handler, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
-        check_host(host)
+    def __init__(self, handler: Handler, token: str, sockets: SocketDirectory, name: str) -> None:
         if not token:
             raise BadOption("a pond does not listen without a token", option="token")
         self._handler = handler
-        self._host = f"[{host}]" if ":" in host else host
-        try:
-            super().__init__(f"grpc+tcp://{self._host}:{port}", middleware={"token": _CheckToken(token)})
-        except pa.ArrowException as error:
-            raise BadOption(
-                f"a pond cannot listen on {self._host}:{port}: {error}",
-                hint="choose a port that is free, or 0 to let the system pick one",
-                option="port",
-            ) from None
-
-    @property
-    def address(self) -> str:
-        return f"{self._host}:{self.port}"
+        self.address = address_of(sockets.path, name)
+        super().__init__(f"grpc+unix://{sockets.path_of(name)}", middleware={"token": _CheckToken(token)})
 
     def do_action(self, context: Any, action: fl.Action) -> Iterator[fl.Result]:
         with _ErrorsToWire():
@@ -174,19 +151,24 @@ def _outgoing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class FlightConnection:
-    """One handler in another process. Safe to share between threads."""
+    """One handler in another process, at a Unix socket or behind a gate. Safe to share between threads.
 
-    def __init__(self, address: str, token: str) -> None:
+    Nothing is sent before it is known who serves there.
+    """
+
+    def __init__(self, address: str, token: str, gate: str = "") -> None:
         self.address = address
-        try:
-            # No limit on what is received: the sender holds itself to its own.
-            self._client = fl.connect(f"grpc+tcp://{address}")
-        except pa.ArrowException as error:
-            raise BadOption(
-                f"{address!r} is not an address: {error}", hint="for example 127.0.0.1:8815", option="address"
-            ) from None
-        headers = [(_HEADER.encode(), f"Bearer {token}".encode())]
-        self._headers = headers
+        self._sockets: SocketDirectory | None = None
+        self._tunnel: Tunnel | None = None
+        if gate:
+            self._tunnel = Tunnel(gate, name_in(address), token)
+            path = self._tunnel.path
+        else:
+            self._sockets = SocketDirectory(os.path.dirname(address.removeprefix(SCHEME)))
+            path = self._sockets.path_of(name_in(address))
+        # No limit on what is received: the sender holds itself to its own.
+        self._client = fl.connect(f"grpc+unix://{path}")
+        self._headers = [(_HEADER.encode(), f"Bearer {token}".encode())]
         self._options: dict[float, fl.FlightCallOptions] = {}
 
     def _options_of(self, message: Request) -> fl.FlightCallOptions:
@@ -201,7 +183,7 @@ class FlightConnection:
             (result,) = self._client.do_action(action, self._options_of(message))
             return reply_to(message, memoryview(result.body))
         except (fl.FlightError, pa.ArrowException, OSError) as error:
-            raise _from_wire(error, self.address) from None
+            raise self._told(error) from None
 
     def exchange(self, message: Exchange[R], batches: Sequence[SlicedBatch]) -> Answer[R]:
         try:
@@ -222,26 +204,45 @@ class FlightConnection:
                 chunk = reader.read_chunk()
             return Answer(reply_to(message, memoryview(chunk.app_metadata)), chunk.data)
         except (fl.FlightError, pa.ArrowException, OSError, StopIteration) as error:
-            raise _from_wire(error, self.address) from None
+            raise self._told(error) from None
 
     def read(self, message: Read) -> pa.Table:
         try:
             return self._client.do_get(fl.Ticket(encode(message)), self._options_of(message)).read_all()
         except (fl.FlightError, pa.ArrowException, OSError) as error:
-            raise _from_wire(error, self.address) from None
+            raise self._told(error) from None
+
+    def _told(self, error: BaseException) -> MillpondError:
+        """What the error says; of a connection that could not be made, why."""
+        problem = self._tunnel.problem if self._tunnel is not None else None
+        told = _from_wire(error, self.address)
+        return problem if problem is not None and isinstance(told, Unavailable) else told
 
     def close(self) -> None:
         self._client.close()
+        for each in (self._tunnel, self._sockets):
+            if each is not None:
+                each.close()
 
 
 class FlightDialer:
-    """Connects with one token."""
+    """Connects with one token: to Unix sockets, or all through one gate."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, gate: str = "") -> None:
         self._token = token
+        self._gate = gate
 
     def __call__(self, address: str) -> FlightConnection:
-        return FlightConnection(address, self._token)
+        return FlightConnection(address, self._token, self._gate)
+
+    def pond(self, address: str) -> FlightConnection:
+        """The coordinator of the pond that is reached there."""
+        return self(POND if self._gate else address)
+
+
+def dialer_to(address: str, token: str) -> FlightDialer:
+    """By the way that the address of a pond says."""
+    return FlightDialer(token, "" if address.startswith(SCHEME) else address)
 
 
 class _ErrorsToWire:

@@ -1,0 +1,94 @@
+"""Two connections, joined: what one sends, the other receives."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from millpond.errors import MillpondError
+
+BUFFER_BYTES = 256 << 10
+
+
+class Pumped:
+    """Passes bytes on in both directions, in two threads, until either side ends or breaks a rule.
+
+    `check` looks at what the outer side sends before it is passed on; an error of its ends both. `ended` is called
+    once, when both are closed.
+    """
+
+    def __init__(
+        self,
+        outer: socket.socket,
+        inner: socket.socket,
+        *,
+        check: Callable[[memoryview], None] | None = None,
+        patience_s: float = float("inf"),
+        is_reader: bool = False,
+        ended: Callable[[Pumped], None] = lambda pumped: None,
+    ) -> None:
+        self.is_reader = is_reader
+        self.patience_s = patience_s
+        self._outer, self._inner = outer, inner
+        self._check = check
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._running = 2
+        self._moved_at = time.monotonic()
+        for each in (outer, inner):
+            each.settimeout(None)
+        if outer.family != socket.AF_UNIX:
+            outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._threads = [
+            threading.Thread(target=self._pump, args=way, name="millpond-pump", daemon=True)
+            for way in ((outer, inner, check), (inner, outer, None))
+        ]
+
+    def start(self) -> None:
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:  # there is no room for its stack
+            self._shut()
+            self._leave(sum(thread.ident is None for thread in self._threads))
+
+    def idle_s(self, now: float) -> float:
+        return now - self._moved_at
+
+    def close(self) -> None:
+        """Returns when both directions have ended."""
+        self._shut()
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+
+    def _pump(
+        self, source: socket.socket, target: socket.socket, check: Callable[[memoryview], None] | None
+    ) -> None:
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        with suppress(OSError, MillpondError):
+            while size := source.recv_into(buffer):
+                self._moved_at = time.monotonic()
+                if check is not None:
+                    check(buffer[:size])
+                target.sendall(buffer[:size])
+        self._shut()
+        self._leave(1)
+
+    def _shut(self) -> None:
+        """Neither side waits any more."""
+        for each in (self._outer, self._inner):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _leave(self, threads: int) -> None:
+        with self._lock:
+            self._running -= threads
+            is_last = self._running == 0
+        if is_last:
+            self._outer.close()
+            self._inner.close()
+            self._ended(self)

@@ -1,0 +1,113 @@
+"""Unix sockets to which only the pond's owner can bind or connect: they lie in one directory, which is private.
+
+The directory is opened once and checked, and its sockets are reached through that handle: what somebody puts at its
+path later is never asked. That also lifts the system's limit of 107 bytes to a socket's path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import stat
+import sys
+import tempfile
+import weakref
+from contextlib import suppress
+from typing import Self
+
+from millpond.errors import BadOption, Unauthorised, Unavailable
+
+SCHEME = "unix:"
+DIRECTORY = "sockets"
+POND = "pond"
+"""The name of the coordinator's socket."""
+NAME_PATTERN = r"[a-z0-9-]{1,64}\Z"
+# Python's flag is not there on every system.
+_HANDLE_ONLY = getattr(os, "O_PATH", os.O_RDONLY)
+
+
+def container_name(container: int) -> str:
+    """A name that no other incarnation of a container has, before or after: whoever dials it means this one."""
+    return f"container-{container}-{secrets.token_hex(8)}"
+
+
+def address_of(directory: str, name: str) -> str:
+    return f"{SCHEME}{directory}/{name}"
+
+
+def name_in(address: str) -> str:
+    """The last part of an address: which server is meant, whatever the way to it."""
+    return address.rpartition("/")[2]
+
+
+class SocketDirectory:
+    """A handle on a directory that is this user's own and nobody else's to enter."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            handle = os.open(path, _HANDLE_ONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unavailable(
+                f"no pond is open at {path}: {error.strerror}", hint="is the pond running?", address=path
+            ) from None
+        self._close = weakref.finalize(self, os.close, handle)
+        found = os.fstat(handle)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            self.close()
+            raise Unauthorised(
+                f"the sockets in {path} are not this user's own: nothing was sent there",
+                hint="join the pond of another user at its TCP address, which `millpond serve` prints",
+            )
+        self._base = f"/proc/self/fd/{handle}" if sys.platform == "linux" else path
+
+    @classmethod
+    def under(cls, root: str) -> Self:
+        """The directory of a pond's sockets, emptied: under its root, or where that cannot hold any, a temporary one."""
+        path = os.path.join(root, DIRECTORY)
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            os.chmod(path, 0o700)
+        found = cls(path)
+        found.clear()
+        if found._can_bind():
+            return found
+        found.close()
+        return cls(tempfile.mkdtemp(prefix="millpond-"))
+
+    def _can_bind(self) -> bool:
+        """Not on every file system, and where there are no handles for paths, not at every length of a path."""
+        probe = self.path_of(f"probe-{os.getpid()}")
+        try:
+            with socket.socket(socket.AF_UNIX) as trial:
+                trial.bind(probe)
+            os.unlink(probe)
+        except OSError:
+            return False
+        return True
+
+    def path_of(self, name: str) -> str:
+        """A path to the socket of that name, for this process."""
+        if not re.match(NAME_PATTERN, name):
+            raise BadOption(f"{name!r} is no name of a socket", option="address")
+        return f"{self._base}/{name}"
+
+    def clear(self) -> None:
+        """Removes sockets that were left behind."""
+        for name in os.listdir(self.path):
+            path = f"{self._base}/{name}"
+            with suppress(FileNotFoundError):
+                if stat.S_ISSOCK(os.lstat(path).st_mode):
+                    os.unlink(path)
+
+    def remove(self) -> None:
+        """The pond has closed."""
+        with suppress(OSError):
+            self.clear()
+            os.rmdir(self.path)
+        self.close()
+
+    def close(self) -> None:
+        self._close()

@@ -1,0 +1,144 @@
+"""The client's side of a gate: a Unix socket of its own process, from which every connection goes through a handshake.
+
+Flight connects anew by itself whenever it sees fit, and sends headers at once. Here it never reaches a server that
+has not shown who it is: each of its connections ends in this process.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import threading
+import weakref
+from contextlib import suppress
+
+from millpond.errors import MillpondError, NotThePond, Unauthorised, Unavailable
+from millpond.wire import handshake
+from millpond.wire.gate import address_of
+from millpond.wire.pumping import Pumped
+from millpond.wire.sockets import SocketDirectory
+
+_SOCKET = "tunnel"
+HANDSHAKE_S = 10.0
+
+
+class Tunnel:
+    """From `path`, a Unix socket of this process, to one server behind the gate at `address`."""
+
+    def __init__(self, address: str, server: str, token: str) -> None:
+        self.address = address
+        self._server = server
+        self._credentials = handshake.Credentials(token)
+        self.problem: MillpondError | None = None
+        """Why the last connection could not be made, if so."""
+        self._directory = SocketDirectory(tempfile.mkdtemp(prefix="millpond-"))
+        self.path = self._directory.path_of(_SOCKET)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._stop = weakref.finalize(self, _stop, self._listener, self._directory.path)
+        self._open: set[Pumped] = set()
+        self._lock = threading.Lock()
+        # It does not keep a tunnel that is forgotten: that stops the listener, and it ends.
+        threading.Thread(
+            target=_accept, args=(self._listener, weakref.ref(self)), name="millpond-tunnel", daemon=True
+        ).start()
+
+    def join(self, inner: socket.socket) -> None:
+        """Lets a connection of this process go on to the server; closes it where that cannot be."""
+        try:
+            outer = self._dial()
+        except MillpondError as error:
+            self.problem = error
+            inner.close()
+            return
+        self.problem = None
+        pumped = Pumped(outer, inner, ended=self._forget)
+        with self._lock:
+            self._open.add(pumped)
+        pumped.start()
+
+    def _dial(self) -> socket.socket:
+        """A connection to the server, which has shown that it is the one."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            outer = socket.create_connection((host.strip("[]"), int(port)), HANDSHAKE_S)
+        except (OSError, OverflowError, ValueError) as error:
+            raise self._unavailable(str(error)) from None
+        try:
+            hello = self._credentials.hello(self._server)
+            outer.sendall(hello)
+            offer = _received(outer, handshake.OFFER.size)
+            if len(offer) < handshake.OFFER.size:
+                raise NotThePond(
+                    f"what listens at {self.address} did not show that it is a pond; it was told nothing",
+                    hint="is a pond of the same version of millpond open at this address?",
+                    address=self.address,
+                )
+            outer.sendall(self._credentials.proof(hello, offer, address_of(outer.getpeername())))
+            self._check(_received(outer, 1))
+        except OSError as error:
+            outer.close()
+            raise error if isinstance(error, MillpondError) else self._unavailable(str(error)) from None
+        return outer
+
+    def _check(self, answer: bytes) -> None:
+        if answer == handshake.WELCOME:
+            return
+        if answer == handshake.REFUSED:
+            raise Unauthorised(
+                f"{self.address} refused the token",
+                hint="the pond's token is in the file `token` under its root",
+            )
+        why = {handshake.BUSY: "it has too many connections", handshake.GONE: f"{self._server} has ended"}
+        raise self._unavailable(why.get(answer, "it hung up"))
+
+    def _unavailable(self, why: str) -> Unavailable:
+        return Unavailable(
+            f"{self.address} does not answer ({why})", hint="is the pond running?", address=self.address
+        )
+
+    def _forget(self, pumped: Pumped) -> None:
+        with self._lock:
+            self._open.discard(pumped)
+
+    def close(self) -> None:
+        self._stop()
+        with self._lock:
+            pumped = list(self._open)
+        for each in pumped:
+            each.close()
+        self._directory.close()
+
+
+def _stop(listener: socket.socket, directory: str) -> None:
+    with suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _accept(listener: socket.socket, tunnel: weakref.ref[Tunnel]) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        here = tunnel()
+        if here is None:
+            connection.close()
+            return
+        threading.Thread(target=here.join, args=(connection,), name="millpond-dial", daemon=True).start()
+        del here
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """That many bytes, or fewer if the other side hangs up."""
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            break
+        data += more
+    return data
