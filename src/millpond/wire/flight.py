@@ -157,7 +157,7 @@ class FlightConnection:
     """
 
     def __init__(self, address: str, token: str, gate: str = "") -> None:
-        self.address = address
+        self.address = gate or address
         self._sockets: SocketDirectory | None = None
         self._tunnel: Tunnel | None = None
         if gate:

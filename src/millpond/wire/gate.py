@@ -21,7 +21,8 @@ from millpond.wire.sockets import SocketDirectory
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PENDING_MAX = 64
-"""Handshakes at a time. One more ends the oldest: who means it needs a millisecond."""
+"""Handshakes at a time. One more ends the oldest, of one that said nothing if there is: who means it needs a
+millisecond."""
 HANDSHAKE_S = 5.0
 CONNECTIONS_MAX = 256
 READERS_MAX = 128
@@ -111,13 +112,12 @@ class Gate:
             connection, _ = self._listener.accept()
         except OSError:
             # No handle is left: one is freed, and who waits is let in after.
-            if self._pending:
-                self._end(self._pending[0])
+            self._end_one()
             time.sleep(0.01)
             raise
         connection.setblocking(False)
         if len(self._pending) >= PENDING_MAX:
-            self._end(self._pending[0])
+            self._end_one()
         pending = _Pending(connection, self._doorkeeper, time.monotonic() + HANDSHAKE_S)
         self._pending.append(pending)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._advance(pending))
@@ -171,6 +171,11 @@ class Gate:
     def _forget(self, pumped: Pumped) -> None:
         with self._lock:
             self._admitted.discard(pumped)
+
+    def _end_one(self) -> None:
+        oldest = sorted(self._pending, key=lambda pending: (pending.hello != b"", pending.deadline))
+        for pending in oldest[:1]:
+            self._end(pending)
 
     def _leave(self, pending: _Pending) -> None:
         self._pending.remove(pending)

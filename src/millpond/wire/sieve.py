@@ -83,7 +83,7 @@ class Sieve:
             self._messages = self._calls[stream]
         else:
             self._skipped = size
-            if kind == _HEADERS:
+            if kind == _HEADERS and not flags & _END_STREAM:
                 self._calls.setdefault(stream, _Messages())
                 if len(self._calls) > CALLS_MAX:
                     raise BadMessage(f"a connection has more than {CALLS_MAX} calls under way")

@@ -49,8 +49,8 @@ class Tunnel:
         """Lets a connection of this process go on to the server; closes it where that cannot be."""
         try:
             outer = self._dial()
-        except MillpondError as error:
-            self.problem = error
+        except Exception as error:  # noqa: BLE001 - told to who asked, in another thread
+            self.problem = error if isinstance(error, MillpondError) else self._unavailable(repr(error))
             inner.close()
             return
         self.problem = None

@@ -1,0 +1,483 @@
+"""The pond's TCP port: who is let in, who is believed to be the pond, and what a stranger can use up."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+import pytest
+
+import millpond as mp
+from millpond.errors import MillpondError, NotThePond, Unauthorised, Unavailable
+from millpond.wire import gate, handshake
+from millpond.wire.flight import FlightConnection, dialer_to
+from millpond.wire.house import Locate
+from millpond.wire.sockets import SocketDirectory
+from millpond.wire.tunnel import Tunnel
+
+ROWS = pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]})
+STRANGER = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a second user can only be had by root")
+
+
+class Served(NamedTuple):
+    pond: mp.Pond
+    root: Path
+
+    @property
+    def token(self) -> str:
+        return (self.root / "token").read_text().strip()
+
+    @property
+    def reading(self) -> str:
+        return (self.root / "token.read").read_text().strip()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("gate") / "pond"
+    with mp.open(root, threads=1, slices=8, port=0) as pond:
+        state = pond.state("s", key="long", value="long")
+        state.update(key="k", at="t", value="v", name="feed")(ROWS, 0)
+        yield Served(pond, root)
+
+
+def dialled(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), 10)
+
+
+def handles() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def settles(what: Callable[[], bool], seconds: float = 10) -> bool:
+    """Whether it comes to be so."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Impostor:
+    """Listens where a pond did; `play` is handed each connection. Keeps every byte that it is sent."""
+
+    def __init__(self, address: str, play: Callable[[Impostor, socket.socket], None]) -> None:
+        host, _, port = address.rpartition(":")
+        self._listener = socket.create_server((host, int(port)))
+        self.address = gate.address_of(self._listener.getsockname())
+        self.heard = bytearray()
+        self.connections = 0
+        self._play = play
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                connection.settimeout(0.3)
+                with connection, suppress(OSError):
+                    self._play(self, connection)
+                    while data := self.hear(connection, 65536):
+                        del data
+
+    def hear(self, connection: socket.socket, size: int) -> bytes:
+        data = connection.recv(size)
+        self.heard += data
+        return data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+def as_grpc(impostor: Impostor, connection: socket.socket) -> None:
+    """Answers as a server of HTTP/2 begins."""
+    connection.sendall(b"\0\0\0\x04\0\0\0\0\0")
+
+
+def at_random(impostor: Impostor, connection: socket.socket) -> None:
+    impostor.hear(connection, handshake.HELLO.size)
+    connection.sendall(os.urandom(handshake.OFFER.size))
+
+
+def silent(impostor: Impostor, connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_WR)
+
+
+PLAYS = {"speaks gRPC": as_grpc, "answers at random": at_random, "hangs up": silent}
+
+
+@pytest.mark.parametrize("play", PLAYS)
+@pytest.mark.parametrize("kind", ["full", "reading"])
+def test_whoever_takes_the_port_of_a_closed_pond_is_told_nothing(
+    tmp_path: Path, play: str, kind: str
+) -> None:
+    """Also by a client that is connected, whose Flight connects anew by itself."""
+    pond = mp.open(tmp_path / "pond", threads=1, slices=1, port=0)
+    try:
+        token = (tmp_path / "pond" / ("token" if kind == "full" else "token.read")).read_text().strip()
+        joined = mp.connect(pond.address, token)
+        pond.close()
+        with Impostor(pond.address, PLAYS[play]) as impostor, joined:
+            for ask in (joined.states, lambda: mp.connect(pond.address, token)):
+                assert settles(lambda ask=ask: not_the_pond(ask)), "who serves there is not believed"
+            assert impostor.connections > 0
+            heard = bytes(impostor.heard)
+            # Not one byte but the first step of handshakes, which tells role, server and a random number.
+            for at in range(0, len(heard), handshake.HELLO.size):
+                part = heard[at : at + handshake.HELLO.size]
+                magic, role, server, _ = handshake.HELLO.unpack(part)
+                assert (magic, role, server.rstrip(b"\0")) == (
+                    handshake.MAGIC,
+                    kind[0].upper().encode(),
+                    b"pond",
+                )
+            assert token.encode() not in heard
+    finally:
+        pond.close()
+
+
+def not_the_pond(ask: Callable[[], object]) -> bool:
+    """Flight waits a while before it connects anew, and says so."""
+    with pytest.raises((NotThePond, Unavailable)) as caught:
+        ask()
+    return isinstance(caught.value, NotThePond)
+
+
+def test_a_handshake_that_is_passed_on_to_the_pond_elsewhere_is_refused(served: Served) -> None:
+    def pass_on(impostor: Impostor, connection: socket.socket) -> None:
+        with dialled(served.pond.address) as there:
+            there.sendall(impostor.hear(connection, handshake.HELLO.size))
+            connection.sendall(there.recv(handshake.OFFER.size))
+            impostor.hear(connection, 1)
+
+    with Impostor("127.0.0.1:0", pass_on) as impostor:
+        for token in (served.token, served.reading):
+            with pytest.raises(NotThePond):
+                mp.connect(impostor.address, token)
+        assert len(impostor.heard) == 2 * handshake.HELLO.size
+
+
+def test_a_handshake_that_is_played_again_opens_nothing(served: Served) -> None:
+    credentials = handshake.Credentials(served.token)
+    hello = credentials.hello("pond")
+    with dialled(served.pond.address) as first, dialled(served.pond.address) as second:
+        first.sendall(hello)
+        proof = credentials.proof(hello, first.recv(handshake.OFFER.size), served.pond.address)
+        second.sendall(hello)
+        assert len(second.recv(handshake.OFFER.size)) == handshake.OFFER.size
+        second.sendall(proof)
+        assert second.recv(1) == handshake.REFUSED
+        first.sendall(proof)
+        assert first.recv(1) == handshake.WELCOME
+
+
+def test_a_holder_of_the_read_only_token_cannot_pass_for_the_pond(served: Served) -> None:
+    """It knows the secret of readers, and by what the pond is known; it cannot sign as the pond does."""
+
+    def sign_as_well_as_it_can(impostor: Impostor, connection: socket.socket) -> None:
+        hello = impostor.hear(connection, handshake.HELLO.size)
+        connection.sendall(handshake.Doorkeeper(served.reading).offer(hello, impostor.address))
+
+    with Impostor("127.0.0.1:0", sign_as_well_as_it_can) as impostor:
+        for token in (served.reading, served.token):
+            with pytest.raises(NotThePond):
+                mp.connect(impostor.address, token)
+        assert len(impostor.heard) == 2 * handshake.HELLO.size
+
+
+def test_wrong_tokens(served: Served) -> None:
+    with pytest.raises(NotThePond) as caught:
+        mp.connect(served.pond.address, "x" * 43)
+    assert caught.value.address == served.pond.address
+    assert caught.value.hint
+    # The pond's identity, but not the readers' secret.
+    whole = bytearray(served.reading.encode())
+    whole[10] = ord("A") if whole[10] != ord("A") else ord("B")
+    with pytest.raises(Unauthorised):
+        mp.connect(served.pond.address, whole.decode())
+    for token in (served.token, served.reading):
+        with mp.connect(served.pond.address, token) as joined:
+            assert list(joined.states()) == ["s"]
+
+
+def test_a_server_that_is_not_there_and_names_that_are_none(served: Served) -> None:
+    credentials = handshake.Credentials(served.token)
+    for name in ("container-0-0000000000000000", "..", "../token", "/etc/passwd", "a/b", "", "pond\n"):
+        with dialled(served.pond.address) as connection:
+            hello = credentials.hello(name)
+            connection.sendall(hello)
+            offer = connection.recv(handshake.OFFER.size)
+            if name.startswith("container"):
+                connection.sendall(credentials.proof(hello, offer, served.pond.address))
+                assert connection.recv(1) == handshake.GONE
+            else:
+                assert offer == b"", name
+    missing = dialer_to(served.pond.address, served.token)("unix:/x/container-0-0000000000000000")
+    with pytest.raises(Unavailable, match="has ended"):
+        missing.call(Locate())
+    missing.close()
+
+
+# What a stranger can use up
+
+
+def test_many_idle_connections_cost_a_bounded_number_of_handles(served: Served) -> None:
+    before = handles()
+    connections = []
+    try:
+        for number in range(1100):
+            with suppress(OSError):
+                connections.append(dialled(served.pond.address))
+                if number % 3 == 1:
+                    connections[-1].sendall(b"mill")
+        of_the_pond = handles() - before - len(connections)
+        assert of_the_pond <= gate.PENDING_MAX + 8
+        # While they hang there, the pond is opened to who has a token, and commits.
+        with mp.connect(served.pond.address, served.token) as joined:
+            state = joined.state("s")
+            state.update(key="k", at="t", value="v", name="feed")(ROWS, 1)
+    finally:
+        for connection in connections:
+            connection.close()
+    assert settles(lambda: handles() <= before + 8)
+
+
+def test_what_is_sent_before_the_handshake_reaches_nobody(served: Served) -> None:
+    """HTTP/2, a bomb of gzip, noise: the connection is closed after the first bytes, and nothing is kept."""
+    before = resident_bytes()
+    for first in (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        os.urandom(1000),
+        b"\0" * 1000,
+        b"GET / HTTP/1.1\r\n\r\n",
+    ):
+        with dialled(served.pond.address) as connection:
+            with suppress(ConnectionError):
+                for _ in range(200):
+                    connection.sendall(first.ljust(10_000, b"\0"))
+            with suppress(ConnectionError):
+                assert connection.recv(1) == b""
+    assert resident_bytes() - before < 20 << 20
+    with mp.connect(served.pond.address, served.token) as joined:
+        assert list(joined.states()) == ["s"]
+
+
+def test_a_handshake_has_a_time_to_end_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "HANDSHAKE_S", 0.3)
+    with dialled(served.pond.address) as connection:
+        connection.sendall(handshake.MAGIC)
+        began = time.monotonic()
+        assert connection.recv(1) == b""
+        assert time.monotonic() - began < 5
+
+
+def test_readers_do_not_keep_others_out(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "READERS_MAX", 3)
+
+    def joined(token: str) -> Any:
+        connection = dialer_to(served.pond.address, token).pond(served.pond.address)
+        connection.call(Locate())
+        return connection
+
+    readers = []
+    try:
+        readers += [joined(served.reading) for _ in range(3)]
+        with pytest.raises(Unavailable, match="too many"):
+            joined(served.reading)
+        readers.append(joined(served.token))
+    finally:
+        for reader in readers:
+            reader.close()
+    assert settles(lambda: _joins(served))
+
+
+def _joins(served: Served) -> bool:
+    try:
+        mp.connect(served.pond.address, served.reading).close()
+    except MillpondError:
+        return False
+    return True
+
+
+def test_a_reader_that_asks_nothing_is_let_go(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "READER_IDLE_S", 0.3)
+    reader = Tunnel(served.pond.address, "pond", served.reading)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(reader.path)
+        connection.settimeout(10)
+        while connection.recv(4096):
+            pass
+    reader.close()
+
+
+def test_closing_a_pond_ends_its_connections(tmp_path: Path) -> None:
+    threads, before = set(threading.enumerate()), handles()
+    pond = mp.open(tmp_path / "pond", threads=1, slices=1, port=0)
+    token = (tmp_path / "pond" / "token").read_text()
+    left = mp.connect(pond.address, token)
+    with dialled(pond.address):
+        pond.close()
+    with pytest.raises(Unavailable):
+        left.states()
+    left.close()
+    assert settles(lambda: set(threading.enumerate()) <= threads)
+    assert settles(lambda: handles() <= before + 2)
+    assert not (tmp_path / "pond" / "sockets").exists()
+
+
+def test_a_connection_that_is_forgotten_leaves_nothing(served: Served) -> None:
+    threads = len(threading.enumerate())
+    connection: Any = dialer_to(served.pond.address, served.token).pond(served.pond.address)
+    connection.call(Locate())
+    directory = Path(connection._tunnel._directory.path)
+    assert directory.exists()
+    del connection
+    assert settles(lambda: not directory.exists())
+    assert settles(lambda: len(threading.enumerate()) <= threads)
+
+
+# Unix sockets
+
+
+def test_sockets_are_their_owners_alone(served: Served) -> None:
+    assert (served.root / "sockets").stat().st_mode & 0o777 == 0o700
+    assert {name.split("-")[0] for name in os.listdir(served.root / "sockets")} == {"pond", "container"}
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
+def test_sockets_that_others_may_enter_are_not_asked(mode: int) -> None:
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{directory}/pond")
+        listener.listen()
+        os.chmod(directory, mode)
+        with pytest.raises(Unauthorised, match="nothing was sent"):
+            mp.connect(f"unix:{directory}/pond", "x" * 43)
+        os.chmod(directory, 0o700)
+        with pytest.raises(Unavailable):
+            os.symlink(directory, f"{directory}/link")
+            mp.connect(f"unix:{directory}/link/pond", "x" * 43)
+        os.unlink(f"{directory}/link")
+        os.unlink(f"{directory}/pond")
+
+
+def test_what_is_put_in_the_place_of_the_sockets_later_is_not_asked(tmp_path: Path) -> None:
+    """A client keeps the directory that it has checked, whatever its path leads to from then on."""
+    root = tmp_path / "pond"
+    with mp.open(root, threads=1, slices=1) as pond:
+        token, address = (root / "token").read_text(), pond.address
+        joined = mp.connect(address, token)
+    sockets = root / "sockets"
+    sockets.mkdir(mode=0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(sockets / "pond"))
+        listener.listen()
+        listener.settimeout(1.5)
+        with pytest.raises(Unavailable):
+            joined.states()
+        with pytest.raises(TimeoutError):
+            listener.accept()
+    joined.close()
+
+
+ATTACKS = """
+import os, socket, sys
+import millpond as mp
+root, address, reading = sys.argv[1:]
+# The interpreter may be one that others cannot read: all is loaded first, and from then on this is somebody else.
+with mp.connect(address, reading) as joined:
+    joined.states()
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+for name in ["pond", *sys.stdin.read().split()]:
+    try:
+        socket.socket(socket.AF_UNIX).connect(f"{root}/sockets/{name}")
+        print("connected to", name)
+    except PermissionError:
+        pass
+for attempt in (lambda: os.listdir(root), lambda: os.listdir(root + "/sockets"),
+                lambda: socket.socket(socket.AF_UNIX).bind(f"{root}/sockets/mine"),
+                lambda: open(root + "/token").read(), lambda: open(root + "/lock", "ab")):
+    try:
+        attempt()
+        print("not refused")
+    except PermissionError:
+        pass
+with mp.connect(address, reading) as joined:
+    assert list(joined.states()) == ["s"]
+    try:
+        joined.state("mine", key="long", value="long")
+        print("changed")
+    except PermissionError:
+        pass
+print("done")
+"""
+
+
+@needs_root
+def test_another_user_of_the_machine(served: Served) -> None:
+    """Reaches no socket and no file; with the read-only token, that it was given, it reads through the gate."""
+    served.root.parent.chmod(0o755)
+    found = subprocess.run(
+        [sys.executable, "-c", ATTACKS, str(served.root), served.pond.address, served.reading],
+        input=" ".join(os.listdir(served.root / "sockets")),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split("\n") == ["done", ""]
+
+
+@needs_root
+def test_a_directory_of_another_user_is_not_asked(served: Served) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        os.chown(directory, STRANGER, STRANGER)
+        with pytest.raises(Unauthorised, match="not this user's own"):
+            FlightConnection(f"unix:{directory}/pond", served.token)
+
+
+def test_paths_of_any_length(tmp_path: Path) -> None:
+    root = tmp_path / ("x" * 100) / ("y" * 100) / "pond"
+    with (
+        mp.open(root, threads=1, slices=1) as pond,
+        mp.connect(pond.address, (root / "token").read_text()) as it,
+    ):
+        assert it.states() == {}
+
+
+def test_a_root_that_holds_no_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems have none: then they lie in a temporary directory, which goes with the pond."""
+    monkeypatch.setattr(SocketDirectory, "_can_bind", lambda self: False)
+    with mp.open(tmp_path / "pond", threads=1, slices=1) as pond:
+        directory = Path(pond.address.removeprefix("unix:")).parent
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert not directory.is_relative_to(tmp_path)
+        with mp.connect(pond.address, (tmp_path / "pond" / "token").read_text()) as joined:
+            assert joined.states() == {}
+    assert not directory.exists()
