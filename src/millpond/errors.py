@@ -258,6 +258,17 @@ class Unauthorised(MillpondError, PermissionError):
     """A call without a token, or with one that does not permit it."""
 
 
+class NotTrusted(MillpondError, PermissionError):
+    """In a pond that is open with `trust="data"`: what would run code, or change what its root holds."""
+
+
+def not_trusted(what: str) -> NotTrusted:
+    return NotTrusted(
+        f'{what}, and the pond is open with trust="data": it runs no code and changes nothing',
+        hint='if you trust whoever made the root, close the pond and open it without trust="data"',
+    )
+
+
 # What failed
 
 

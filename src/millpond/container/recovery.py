@@ -29,7 +29,7 @@ from millpond.container.layout import (
     record_path,
 )
 from millpond.durable.files import Files
-from millpond.errors import CorruptFile
+from millpond.errors import CorruptFile, NotTrusted
 from millpond.wire.base import ResidentId, SliceId, Turn
 from millpond.wire.house import Adopt
 
@@ -145,7 +145,8 @@ def _load_snapshots(
         holding = core.holdings[name]
         held.vector = dict(ground.vectors.get(holding.resident.id, {}))
         held.snapshot = ground.snapshots.get(holding.resident.id)
-        if held.snapshot is not None:
+        # What is broken is not read, and goes on resting on what it rests on.
+        if held.snapshot is not None and holding.broken is None:
             for batch in read_snapshot(
                 files, root, holding.resident.id, number, held.snapshot, holding.snapshot_schema
             ):
@@ -259,6 +260,9 @@ def _replay(
     record = read_record(files, root, directory, seq, holding.schema_of)
     try:
         return holding.replay(record, mine)
+    except NotTrusted as error:
+        holding.broken = error
+        return 0
     except Exception as error:  # noqa: BLE001 - whatever it is: the resident says so to whoever asks, all else comes back
         holding.broken = broken(
             holding.name, f"record {record_path(root, directory, seq)} cannot be applied", error
