@@ -29,7 +29,7 @@ from millpond.container.layout import (
     record_path,
 )
 from millpond.durable.files import Files
-from millpond.errors import CorruptFile, NotTrusted
+from millpond.errors import CorruptFile, NotTrusted, not_trusted
 from millpond.wire.base import ResidentId, SliceId, Turn
 from millpond.wire.house import Adopt
 
@@ -145,8 +145,7 @@ def _load_snapshots(
         holding = core.holdings[name]
         held.vector = dict(ground.vectors.get(holding.resident.id, {}))
         held.snapshot = ground.snapshots.get(holding.resident.id)
-        # What is broken is not read, and goes on resting on what it rests on.
-        if held.snapshot is not None and holding.broken is None:
+        if held.snapshot is not None:
             for batch in read_snapshot(
                 files, root, holding.resident.id, number, held.snapshot, holding.snapshot_schema
             ):
@@ -260,8 +259,8 @@ def _replay(
     record = read_record(files, root, directory, seq, holding.schema_of)
     try:
         return holding.replay(record, mine)
-    except NotTrusted as error:
-        holding.broken = error
+    except NotTrusted:
+        holding.broken = not_trusted(f"the newest epochs of {holding.name!r} would have to run again")
         return 0
     except Exception as error:  # noqa: BLE001 - whatever it is: the resident says so to whoever asks, all else comes back
         holding.broken = broken(
