@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 import millpond as mp
@@ -17,9 +19,10 @@ from millpond import cli
 from millpond.code.capture import Code
 from millpond.code.rules import CompactRule, UpdateRule, keep_latest, put
 from millpond.code.tables import TransactionCode
+from millpond.container.layout import incarnations, read_manifest, write_manifest
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted
 from millpond.durable.files import Files, OsFiles
-from millpond.errors import BadOption, BadRoot, MillpondError, NotTrusted
+from millpond.errors import BadOption, BadRoot, CorruptFile, MillpondError, NotTrusted
 from millpond.pond.source import _reader
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
@@ -304,13 +307,40 @@ def test_a_root_that_is_not_trusted_must_be_a_pond_without_links(roots: Roots, t
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "letter").write_text("dear")
-    for place in (root / "container-0.log", root / "snapshots" / "gone.7"):
-        place.symlink_to(mine if place.suffix == ".7" else mine / "letter")
-        with pytest.raises(BadRoot, match="symbolic link") as caught:
+    traps: dict[Path, Callable[[Path], None]] = {
+        root / "container-0.log": lambda place: place.symlink_to(mine / "letter"),
+        root / "snapshots" / "gone.7": lambda place: place.symlink_to(mine),
+        root / "token.tmp": os.mkfifo,
+    }
+    for place, lay in traps.items():
+        place.unlink(missing_ok=True)
+        lay(place)
+        with pytest.raises(BadRoot, match="is a link or no plain file") as caught:
             mp.open(root, trust="data")
         assert str(place) in str(caught.value)
         place.unlink()
     assert (mine / "letter").read_text() == "dear"
+
+
+def test_a_manifest_names_nothing_outside_of_its_root(roots: Roots, tmp_path: Path) -> None:
+    """Or a checkpoint would remove the snapshot of another pond, once it is replaced."""
+    files = OsFiles()
+    mine = shutil.copytree(roots.whole, tmp_path / "mine")
+    root = shutil.copytree(roots.whole, tmp_path / "pond")
+    directory = incarnations(files, str(root))[-1]
+    manifest = read_manifest(files, str(root), directory)
+    number, ground = next((n, each) for n, each in manifest.slices.items() if each.snapshots)
+    away = {
+        resident: f"../../../{mine.name}/snapshots/{resident}/{name}"
+        for resident, name in ground.snapshots.items()
+    }
+    log = f"../../{mine.name}/containers/{directory}"
+    elsewhere = [replace(span, directory=log) for span in ground.logs]
+    assert elsewhere
+    for changed in (replace(ground, snapshots=away), replace(ground, logs=elsewhere)):
+        write_manifest(files, str(root), replace(manifest, slices={**manifest.slices, number: changed}))
+        with pytest.raises(CorruptFile, match="is not a manifest file"):
+            LocalPond(files, str(root), trust="data")
 
 
 @pytest.mark.parametrize("trust", ["none", "", None, True, ["data"]])

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -265,10 +266,11 @@ def _check_foreign(root: str) -> None:
         )
     for directory, directories, files in os.walk(root):
         for path in (os.path.join(directory, name) for name in (*directories, *files)):
-            if os.path.islink(path):
+            mode = os.lstat(path).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode)):
                 raise BadRoot(
-                    f"{path} is a symbolic link, and the root is not trusted",
-                    hint="remove the link, or put what it stands for in its place",
+                    f"{path} is a link or no plain file, and the root is not trusted",
+                    hint="remove it, or put what it stands for in its place",
                     root=root,
                 )
 
