@@ -12,17 +12,15 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
 import millpond as mp
-from millpond import cli
 from millpond.code.capture import Code
 from millpond.code.rules import CompactRule, UpdateRule, keep_latest, put
 from millpond.code.tables import TransactionCode
 from millpond.container.layout import incarnations, read_manifest, write_manifest
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted
 from millpond.durable.files import Files, OsFiles
-from millpond.errors import BadOption, BadRoot, CorruptFile, MillpondError, NotTrusted
+from millpond.errors import BadOption, BadRoot, CorruptFile, NotTrusted
 from millpond.pond.source import _reader
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
@@ -349,17 +347,3 @@ def test_another_trust_is_refused(tmp_path: Path, trust: Any) -> None:
         mp.open(tmp_path / "pond", trust=trust)
     assert caught.value.option == "trust"
     assert not (tmp_path / "pond").exists()
-
-
-def test_serve_passes_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def opened(root: Path, **options: Any) -> None:
-        asked.append(options["trust"])
-        raise MillpondError("that will do")
-
-    monkeypatch.setattr("millpond.pond.open_pond", opened)
-    for options in ([], ["--trust", "data"]):
-        CliRunner().invoke(cli.app, ["serve", "--root", str(tmp_path / "pond"), *options])
-    assert asked == ["all", "data"]
-    assert CliRunner().invoke(cli.app, ["serve", "--root", "x", "--trust", "some"]).exit_code == 2
