@@ -33,9 +33,9 @@ _T = TypeVar("_T")
 _DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})")
 _SNAPSHOT = re.compile(r"s(\d{5})-t\d{8}-n\d{6}\.arrow")
 _RECORD = re.compile(r"(\d{12})\.arrow")
-# What a manifest names lies under the root: nothing else has such a name.
-_DirectoryName = Annotated[str, msgspec.Meta(pattern=rf"^{_DIRECTORY.pattern}\Z")]
-_SnapshotName = Annotated[str, msgspec.Meta(pattern=rf"^{_SNAPSHOT.pattern}\Z")]
+# However many digits: what a manifest names lies under the root, as nothing else has such a name.
+_DirectoryName = Annotated[str, msgspec.Meta(pattern=r"^t\d+-c\d+\Z")]
+_SnapshotName = Annotated[str, msgspec.Meta(pattern=r"^s\d+-t\d+-n\d+\.arrow\Z")]
 
 
 class LogSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

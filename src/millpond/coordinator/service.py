@@ -216,14 +216,12 @@ class CoordinatorService:
 
     def _check_changes_nothing(self, message: Any) -> None:
         """To ask for what is there already, as programs do when they begin, changes nothing."""
-        before = after = self._record
+        before, after = self._record, None
         match message:
             case OpenResident(spec):
                 after = catalogue.open_resident(before, spec)
             case Register():
                 after = catalogue.register(before, message)
-            case _:
-                raise not_trusted(f"{type(message).__name__} would change the pond")
         if after is not before:
             raise not_trusted(f"{type(message).__name__} would change the pond")
 

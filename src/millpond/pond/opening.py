@@ -264,15 +264,26 @@ def _check_foreign(root: str) -> None:
         raise BadRoot(
             f"{root} holds no pond that could be read", hint="give the root of a pond that exists", root=root
         )
-    for directory, directories, files in os.walk(root):
-        for path in (os.path.join(directory, name) for name in (*directories, *files)):
-            mode = os.lstat(path).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode)):
-                raise BadRoot(
-                    f"{path} is a link or no plain file, and the root is not trusted",
-                    hint="remove it, or put what it stands for in its place",
-                    root=root,
-                )
+    paths = (os.path.join(base, name) for base, names, files in os.walk(root) for name in (*names, *files))
+    try:
+        odd = next((path for path in paths if not _is_plain(path)), None)
+    except OSError as error:
+        raise _bad_root(root, error.strerror or str(error)) from None
+    if odd is not None:
+        raise BadRoot(
+            f"{odd} is a link or no plain file, and the root is not trusted",
+            hint="remove it, or put what it stands for in its place",
+            root=root,
+        )
+
+
+def _is_plain(path: str) -> bool:
+    """Whether what is written to it, or removed with it, is itself and nothing else."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:  # it was removed meanwhile
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode)
 
 
 def _token(root: str) -> str:
