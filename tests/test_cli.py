@@ -183,8 +183,10 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_says_where_it_is_and_ends_cleanly(run: Any, module: Any, tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(("number", "trust"), [(signal.SIGINT, "all"), (signal.SIGTERM, "data")])
+def test_serve_says_where_it_is_and_ends_cleanly(
+    run: Any, module: Any, tmp_path: Path, number: int, trust: str
+) -> None:
     seen: dict[str, Any] = {}
     events = []
 
@@ -196,7 +198,9 @@ def test_serve_says_where_it_is_and_ends_cleanly(run: Any, module: Any, tmp_path
         events.append("closed")
 
     module("millpond.pond", open_pond=open_pond)
-    ended = run("serve", "--root", str(tmp_path), "--containers", "2", "--threads", "3", "--port", "4100")
+    trusting = () if trust == "all" else ("--trust", trust)
+    sizes = ("--containers", "2", "--threads", "3", "--port", "4100")
+    ended = run("serve", "--root", str(tmp_path), *sizes, *trusting)
     assert ended.code == 0, ended.err
     assert events == ["closed"]
     assert seen == {
@@ -206,6 +210,7 @@ def test_serve_says_where_it_is_and_ends_cleanly(run: Any, module: Any, tmp_path
         "slices": 64,
         "host": "127.0.0.1",
         "port": 4100,
+        "trust": trust,
     }
     for part in (
         "127.0.0.1:4100, 2 containers",

@@ -9,7 +9,7 @@ import signal
 import threading
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -86,13 +86,19 @@ def serve(
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes a free one.")
     ] = 0,
+    trust: Annotated[
+        Literal["all", "data"],
+        typer.Option(help="Opening a root runs the code in it; with data it is only read, and none runs."),
+    ] = "all",
 ) -> None:
     """Run a pond on its own, to be shared by several programs. Ends on Ctrl-C or SIGTERM."""
     from millpond.pond import open_pond
 
     # While the pond opens, both signals interrupt it; once it is open, they let it close.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with open_pond(root, containers=containers, threads=threads, slices=slices, host=host, port=port) as pond:
+    with open_pond(
+        root, containers=containers, threads=threads, slices=slices, host=host, port=port, trust=trust
+    ) as pond:
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: ended.set())

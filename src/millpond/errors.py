@@ -264,6 +264,17 @@ class NotThePond(MillpondError, ConnectionError):
     fields = ("address",)
 
 
+class NotTrusted(MillpondError, PermissionError):
+    """In a pond that is open with `trust="data"`: what would run code, or change what its root holds."""
+
+
+def not_trusted(what: str) -> NotTrusted:
+    return NotTrusted(
+        f'{what}, and the pond is open with trust="data": it runs no code and changes nothing',
+        hint='if you trust whoever made the root, close the pond and open it without trust="data"',
+    )
+
+
 # What failed
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,6 +33,9 @@ _T = TypeVar("_T")
 _DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})")
 _SNAPSHOT = re.compile(r"s(\d{5})-t\d{8}-n\d{6}\.arrow")
 _RECORD = re.compile(r"(\d{12})\.arrow")
+# However many digits: what a manifest names lies under the root, as nothing else has such a name.
+_DirectoryName = Annotated[str, msgspec.Meta(pattern=r"^t\d+-c\d+\Z")]
+_SnapshotName = Annotated[str, msgspec.Meta(pattern=r"^s\d+-t\d+-n\d+\.arrow\Z")]
 
 
 class LogSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +45,7 @@ class LogSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     can be told only when the span is closed.
     """
 
-    directory: str
+    directory: _DirectoryName
     after: int
     last: int | None = None
     skipped: list[int] = []
@@ -54,7 +57,7 @@ class Ground(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Residents that are `behind` could not be snapshotted: they rest on logs that the others need no more.
     """
 
-    snapshots: dict[ResidentId, str] = {}
+    snapshots: dict[ResidentId, _SnapshotName] = {}
     vectors: dict[ResidentId, dict[str, Turn]] = {}
     logs: list[LogSpan] = []
     behind: dict[ResidentId, list[LogSpan]] = {}

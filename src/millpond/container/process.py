@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond.container.guard import Guard, limit_memory, shared
-from millpond.container.holdings.base import Means
+from millpond.container.holdings.base import Means, NoCode
 from millpond.container.printing import Printed, log_path
 from millpond.container.service import ContainerService
 from millpond.durable.files import OsFiles
@@ -89,6 +89,7 @@ def main(
     threads: int,
     code_seconds: float,
     memory: int,
+    trust: str,
     line: socket.socket,
 ) -> None:
     printed = Printed(log_path(root, container))
@@ -105,7 +106,8 @@ def main(
     try:
         with open(os.path.join(root, "token")) as file:
             token = file.read().strip()
-        means = Means(ThreadRunner(threads), threads, Guard(code_seconds))
+        limits = Guard(code_seconds) if trust == "all" else NoCode()
+        means = Means(ThreadRunner(threads), threads, limits)
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))
         server = FlightService(service, token, SocketDirectory(sockets), container_name(container))
     except (MillpondError, OSError) as error:
@@ -157,7 +159,7 @@ def _maintain(service: ContainerService) -> None:
 
 
 if __name__ == "__main__":
-    _root, _sockets, _container, _threads, _seconds, _memory, _line = sys.argv[1:]
+    _root, _sockets, _container, _threads, _seconds, _memory, _trust, _line = sys.argv[1:]
     main(
         _root,
         _sockets,
@@ -165,5 +167,6 @@ if __name__ == "__main__":
         int(_threads),
         float(_seconds),
         int(_memory),
+        _trust,
         socket.socket(fileno=int(_line)),
     )

@@ -29,7 +29,7 @@ from millpond.container.layout import (
     record_path,
 )
 from millpond.durable.files import Files
-from millpond.errors import CorruptFile
+from millpond.errors import CorruptFile, NotTrusted, not_trusted
 from millpond.wire.base import ResidentId, SliceId, Turn
 from millpond.wire.house import Adopt
 
@@ -259,6 +259,9 @@ def _replay(
     record = read_record(files, root, directory, seq, holding.schema_of)
     try:
         return holding.replay(record, mine)
+    except NotTrusted:
+        holding.broken = not_trusted(f"the newest epochs of {holding.name!r} would have to run again")
+        return 0
     except Exception as error:  # noqa: BLE001 - whatever it is: the resident says so to whoever asks, all else comes back
         holding.broken = broken(
             holding.name, f"record {record_path(root, directory, seq)} cannot be applied", error

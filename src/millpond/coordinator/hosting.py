@@ -69,7 +69,8 @@ class Embedded:
     """Containers as child processes, at sockets in the directory `sockets`. They notice the end of this process by the
     end of the line to it.
 
-    User code in them has `code_seconds` to end in, and they have `memory` bytes each, by default most of the machine's.
+    User code in them has `code_seconds` to end in, or with another `trust` than "all" does not run; they have `memory`
+    bytes each, by default most of the machine's.
     `on_exit` is called, in a thread of its own, when one has ended that was not asked to.
     """
 
@@ -81,6 +82,7 @@ class Embedded:
         on_exit: Callable[[int], None],
         code_seconds: float = CODE_SECONDS,
         memory: int | None = None,
+        trust: str = "all",
     ) -> None:
         self._root = root
         self._sockets = sockets
@@ -88,6 +90,7 @@ class Embedded:
         self._on_exit = on_exit
         self._code_seconds = code_seconds
         self._memory = memory
+        self._trust = trust
         self._lock = threading.Lock()
         self._children: dict[int, _Child] = {}
         self._last_words: dict[int, str] = {}
@@ -153,8 +156,9 @@ class Embedded:
             watcher.join(STOP_TIMEOUT_S)
 
     def _command(self, container: int) -> list[str]:
-        module = ["-X", "faulthandler", "-m", "millpond.container.process"]
-        limits = [str(self._code_seconds), str(self._memory or 0)]
+        # -P: nothing is imported from the present directory, which may be the root.
+        module = ["-P", "-X", "faulthandler", "-m", "millpond.container.process"]
+        limits = [str(self._code_seconds), str(self._memory or 0), self._trust]
         where = [self._root, self._sockets]
         return [sys.executable, *module, *where, str(container), str(self._threads), *limits]
 

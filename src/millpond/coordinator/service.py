@@ -21,7 +21,7 @@ from millpond.coordinator.slices import Slices
 from millpond.coordinator.telling import Telling
 from millpond.coordinator.tidying import Tidying
 from millpond.durable.files import Files
-from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Unavailable
+from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Unavailable, not_trusted
 from millpond.runtime import Runtime, Serial
 from millpond.wire.base import Call, Done, Message
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
@@ -47,9 +47,21 @@ CLOSE_S_MAX = 30.0
 
 
 class CoordinatorService:
-    """One per pond (a `Handler`). Its requests may come from several threads at once."""
+    """One per pond (a `Handler`). Its requests may come from several threads at once.
 
-    def __init__(self, files: Files, root: str, dial: Dialer, runtime: Runtime | None = None) -> None:
+    One that `only_reads` refuses what would change what the pond holds.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        root: str,
+        dial: Dialer,
+        runtime: Runtime | None = None,
+        *,
+        only_reads: bool = False,
+    ) -> None:
+        self._only_reads = only_reads
         self._files = files
         self._root = root
         self._runtime = runtime or Serial()
@@ -175,6 +187,9 @@ class CoordinatorService:
             raise Unavailable("the pond is still opening", hint="try again in a moment", address="")
         if getattr(message, "reads", False):
             return self._tell_about(message)
+        if self._only_reads:
+            self._check_changes_nothing(message)
+            return Done()
         match message:
             case OpenResident(spec):
                 self._open_resident(spec)
@@ -198,6 +213,17 @@ class CoordinatorService:
             case _:
                 raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
         return Done()
+
+    def _check_changes_nothing(self, message: Any) -> None:
+        """To ask for what is there already, as programs do when they begin, changes nothing."""
+        before, after = self._record, None
+        match message:
+            case OpenResident(spec):
+                after = catalogue.open_resident(before, spec)
+            case Register():
+                after = catalogue.register(before, message)
+        if after is not before:
+            raise not_trusted(f"{type(message).__name__} would change the pond")
 
     def _tell_about(self, message: Any) -> Message:
         """Answers what changes nothing."""

@@ -8,16 +8,18 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 import threading
 import time
 import warnings
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO, Any, Literal, get_args
 
 from millpond.client.client import Client
 from millpond.client.link import Link
 from millpond.coordinator.hosting import CODE_SECONDS, Embedded
+from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.service import CoordinatorService
 from millpond.durable.files import OsFiles
 from millpond.errors import BadOption, BadRoot, MillpondError, PondInUse
@@ -37,6 +39,7 @@ CODE_SECONDS_MIN = 0.1
 MEMORY_MIN = 512 << 20
 ORPHANS_TIMEOUT_S = 30.0
 UPKEEP_S = 0.5
+Trust = Literal["all", "data"]
 
 
 def open_pond(
@@ -50,8 +53,14 @@ def open_pond(
     port: int | None = None,
     code_seconds: float = CODE_SECONDS,
     memory: int | None = None,
+    trust: Trust = "all",
 ) -> Pond:
-    """Opens the pond under `root`, with all that it held, or makes a new one.
+    """Opens the pond under `root`, with all that it held, or makes a new one. Opening a root runs the code in it.
+
+    A root that came from somebody else is opened with `trust="data"`: then none of its rules and transactions is
+    compiled or run, and nothing that it holds is changed. What it holds can be read, but for what only its code could
+    tell: a State with an update rule of its own, and a group of tables whose newest epochs are in no snapshot yet. Those,
+    and whatever would change the pond or run code, are refused with `NotTrusted`.
 
     Starts `containers` child processes with `threads` threads each (by default the cores are shared out); they
     end with this process, however it ends. `slices` counts for a new pond only: it never changes afterwards.
@@ -76,10 +85,19 @@ def open_pond(
         _check_count(
             "memory", memory, MEMORY_MIN, sys.maxsize, f"give bytes, at least {MEMORY_MIN:,}, or None"
         )
+    if trust not in get_args(Trust):
+        raise BadOption(
+            f"trust={trust!r} is neither of {get_args(Trust)}",
+            hint='trust="data" reads a root without running the code in it',
+            option="trust",
+        )
     check_host(host)
-    embedded = _EmbeddedPond(_checked_root(root))
+    path = _checked_root(root)
+    if trust == "data":
+        _check_foreign(path)
+    embedded = _EmbeddedPond(path)
     try:
-        embedded.start(containers, threads, slices, host, port, code_seconds, memory)
+        embedded.start(containers, threads, slices, host, port, code_seconds, memory, trust)
     except BaseException:
         embedded.close()
         raise
@@ -159,6 +177,7 @@ class _EmbeddedPond:
         port: int | None,
         code_seconds: float,
         memory: int | None,
+        trust: Trust,
     ) -> None:
         files = OsFiles()
         try:
@@ -180,14 +199,17 @@ class _EmbeddedPond:
         except OSError as error:
             raise _bad_root(self._root, error.strerror or str(error)) from None
         _await_orphans(self._root)
-        coordinator = CoordinatorService(files, self._root, FlightDialer(self._token), Threads())
+        dial = FlightDialer(self._token)
+        coordinator = CoordinatorService(files, self._root, dial, Threads(), only_reads=trust == "data")
         self._coordinator = coordinator
         # First, as the port may be taken; whoever joins before the pond is open is told to try again.
         self._sockets = SocketDirectory.under(self._root)
         self._server = FlightService(coordinator, self._token, self._sockets, POND)
         if port is not None:
             self._gate = Gate(self._token, self._sockets, host, port)
-        hosting = Embedded(self._root, self._sockets.path, threads, coordinator.recover, code_seconds, memory)
+        hosting = Embedded(
+            self._root, self._sockets.path, threads, coordinator.recover, code_seconds, memory, trust
+        )
         coordinator.start(hosting, containers, slices)
         threading.Thread(target=self._maintain, name="millpond-coordinator", daemon=True).start()
 
@@ -258,6 +280,34 @@ def _bad_root(root: str, reason: str) -> BadRoot:
     return BadRoot(
         f"{root} cannot hold a pond: {reason}", hint="give a directory that this user may write to", root=root
     )
+
+
+def _check_foreign(root: str) -> None:
+    """What is not trusted must be a pond, and lie under its root alone: what is written or removed there is nowhere else."""
+    if not os.path.isdir(os.path.join(root, JOURNAL)):
+        raise BadRoot(
+            f"{root} holds no pond that could be read", hint="give the root of a pond that exists", root=root
+        )
+    paths = (os.path.join(base, name) for base, names, files in os.walk(root) for name in (*names, *files))
+    try:
+        odd = next((path for path in paths if not _is_plain(path)), None)
+    except OSError as error:
+        raise _bad_root(root, error.strerror or str(error)) from None
+    if odd is not None:
+        raise BadRoot(
+            f"{odd} is a link or no plain file, and the root is not trusted",
+            hint="remove it, or put what it stands for in its place",
+            root=root,
+        )
+
+
+def _is_plain(path: str) -> bool:
+    """Whether what is written to it, or removed with it, is itself and nothing else."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:  # it was removed meanwhile
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode)
 
 
 def _token(root: str) -> str:

@@ -7,6 +7,7 @@ calls, or let a crash point end everything and open the pond again on what the f
 from __future__ import annotations
 
 from millpond.client.client import Client
+from millpond.container.holdings.base import Means, NoCode
 from millpond.container.service import ContainerService
 from millpond.coordinator.hosting import Host
 from millpond.coordinator.service import CoordinatorService
@@ -20,9 +21,10 @@ from millpond.wire.connection import LocalConnection
 class LocalHosting:
     """Containers as objects of this process."""
 
-    def __init__(self, files: Files, root: str) -> None:
+    def __init__(self, files: Files, root: str, means: Means | None = None) -> None:
         self._files = files
         self._root = root
+        self._means = means
         self.services: dict[int, ContainerService] = {}
         self._connections: dict[str, LocalConnection] = {}
         self._current: dict[int, str] = {}
@@ -32,7 +34,7 @@ class LocalHosting:
         self.kill(container)
         self._started += 1
         address = f"local:{self._started}"
-        self.services[container] = ContainerService(self._files, self._root, dial=self.dial)
+        self.services[container] = ContainerService(self._files, self._root, self._means, dial=self.dial)
         self._connections[address] = LocalConnection(self.services[container])
         self._current[container] = address
         return Host(0, address)
@@ -63,12 +65,18 @@ class LocalHosting:
 
 
 class LocalPond(Pond):
-    """`LocalPond(files)` opens the pond that the files hold, or makes one. `hosting.kill(0)` kills a container."""
+    """`LocalPond(files)` opens the pond that the files hold, or makes one. `hosting.kill(0)` kills a container.
 
-    def __init__(self, files: Files, root: str = "/pond", containers: int = 1, slices: int = 4) -> None:
-        self.hosting = LocalHosting(files, root)
+    With `trust="data"` as `mp.open` does.
+    """
+
+    def __init__(
+        self, files: Files, root: str = "/pond", containers: int = 1, slices: int = 4, trust: str = "all"
+    ) -> None:
+        only_reads = trust == "data"
+        self.hosting = LocalHosting(files, root, Means(limits=NoCode()) if only_reads else None)
         runtime = Serial()
-        self.coordinator = CoordinatorService(files, root, self.hosting.dial, runtime)
+        self.coordinator = CoordinatorService(files, root, self.hosting.dial, runtime, only_reads=only_reads)
         self.coordinator.start(self.hosting, containers, slices)
         client = Client(LocalConnection(self.coordinator), self.hosting.dial, runtime, files=files)
         super().__init__(client, "local", self.coordinator)

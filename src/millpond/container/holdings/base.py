@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.errors import BadMessage, Moved, Unavailable, UnknownTable
+from millpond.errors import BadMessage, Moved, Unavailable, UnknownTable, not_trusted
 from millpond.runtime import Lock
 from millpond.stores.keys import Keys
 from millpond.times import Progress
@@ -46,6 +46,13 @@ class Unlimited:
         return work()
 
 
+class NoCode:
+    """For a root whose code is not trusted: what may contain user code is not run."""
+
+    def run(self, what: str, work: Callable[[], _T]) -> _T:
+        raise not_trusted(f"{what} would run code")
+
+
 class Means(NamedTuple):
     """What holdings work with: threads for slices, limits on user code, and locks."""
 
@@ -53,6 +60,11 @@ class Means(NamedTuple):
     threads: int = 1
     limits: Limits = Unlimited()
     lock: Callable[[], Lock] = threading.RLock
+
+    @property
+    def runs_code(self) -> bool:
+        """Where it does not, a holding must not even compile what its resident's spec brings."""
+        return not isinstance(self.limits, NoCode)
 
 
 class CheckedRows(NamedTuple):

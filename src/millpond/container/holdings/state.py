@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.code.rules import CompactRule, FetchRule, UpdateRule
+from millpond.code.rules import CompactRule, FetchRule, UpdateRule, keep_all, put
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record
 from millpond.container.holdings.keyed import KeyedHolding, Portion
-from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch
+from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch, not_trusted
 from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
 from millpond.stores.keys import Keys
 from millpond.stores.readiness import check_not_below, lowest_asked
@@ -41,8 +41,18 @@ class StateHolding(KeyedHolding[VersionedSlice]):
         self._state = spec
         self._shape = spec.shape
         self.snapshot_schema = spec.shape.rows
-        self.rules = Ruleset(spec.shape.values, spec.update, spec.compact)
-        self.sweeps_code = spec.compact.code is not None
+        update, compact = spec.update, spec.compact
+        if update.code is not None and not means.runs_code:
+            # On disk is what updates brought, not what the rule made of it.
+            update = put()
+            self.broken = not_trusted(
+                f"the values of state {self.name!r} are made by an update rule of its own"
+            )
+        if compact.code is not None and not means.runs_code:
+            # What it would let go stays until it runs again.
+            compact = keep_all()
+        self.rules = Ruleset(spec.shape.values, update, compact)
+        self.sweeps_code = compact.code is not None
         self.fetch_progress: Progress = resident.fetch_progress
         self.final_below: Progress = resident.final_below
 
@@ -77,7 +87,7 @@ class StateHolding(KeyedHolding[VersionedSlice]):
         What is not final stays as well: an update before it would be folded into it.
         """
         keep_from = min(self.fetch_progress, self.final_below)
-        if self._state.compact.name == "keep_all" or keep_from == -math.inf:
+        if self.rules.compact.name == "keep_all" or keep_from == -math.inf:
             return None
         return int(min(max(keep_from, TIME_MIN), TIME_MAX))
 
@@ -105,7 +115,7 @@ class StateHolding(KeyedHolding[VersionedSlice]):
 
     def apply(self, ready: Ready) -> int:
         # The user's own compaction is left to sweeps: after the decision nothing may fail.
-        keep_from = self.keep_from if self._state.compact.code is None else None
+        keep_from = self.keep_from if self.rules.compact.code is None else None
         return self._insert(ready.record, self.slices, keep_from)
 
     def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]]) -> int:
@@ -201,7 +211,7 @@ class StateHolding(KeyedHolding[VersionedSlice]):
             if held.torn:
                 return True
             since = TIME_MIN if keep_from is None else keep_from
-            if self._state.compact.code is None:
+            if self.rules.compact.code is None:
                 return held.store.sweep(since, budget)
             what = f"the compaction rule of state {self.name!r}"
             return self.means.limits.run(what, lambda: held.store.sweep(since, budget))
