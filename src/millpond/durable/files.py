@@ -59,7 +59,7 @@ class Files(Protocol):
         """Whether there is a file or a directory of that name."""
 
     def is_dir(self, path: AnyPath) -> bool:
-        """Whether there is a directory of that name."""
+        """Whether there is a directory of that name; a link to one is none."""
 
 
 class OsFiles:
@@ -119,7 +119,7 @@ class OsFiles:
         return os.path.exists(path)
 
     def is_dir(self, path: AnyPath) -> bool:
-        return os.path.isdir(path)
+        return os.path.isdir(path) and not os.path.islink(path)
 
 
 def remove_tree(files: Files, path: AnyPath) -> None:
