@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
     {"times"},
     {"schema"},
     {"runtime"},
+    {"private"},
     {"errors"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -78,6 +78,17 @@ class BadRoot(MillpondError, OSError):
     fields = ("root",)
 
 
+class NotPrivate(MillpondError, PermissionError):
+    """A file or directory that must be this user's alone, and is another's or open to others. It was not used.
+
+    `owner` is the other user's name, where it is another's.
+    """
+
+    fields = ("path", "owner")
+    path: str
+    owner: str | None
+
+
 class PondInUse(MillpondError, RuntimeError):
     """Another process has this root open."""
 

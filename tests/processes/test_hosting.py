@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from millpond import private
 from millpond.coordinator import hosting
 from millpond.coordinator.hosting import Embedded
 from millpond.errors import ContainerFailed
@@ -19,7 +20,7 @@ from millpond.errors import ContainerFailed
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    (tmp_path / "token").write_text("secret\n")
+    private.write_text(str(tmp_path / "token"), "secret\n")
     return tmp_path
 
 

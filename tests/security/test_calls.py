@@ -1053,14 +1053,6 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "pond" / "journal").exists()
 
 
-def test_a_new_root_is_closed_to_others(served: Served, tmp_path: Path) -> None:
-    assert served.root.stat().st_mode & 0o777 == 0o700
-    shared = tmp_path / "shared"
-    shared.mkdir(mode=0o750)
-    mp.open(shared, containers=1, threads=1).close()
-    assert shared.stat().st_mode & 0o777 == 0o750, "a directory that was there keeps its mode"
-
-
 def test_a_server_without_a_token_refuses_to_start() -> None:
     with pytest.raises(BadOption) as caught:
         FlightService(typing.cast(Any, None), "", typing.cast(Any, None), "here")

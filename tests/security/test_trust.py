@@ -20,7 +20,7 @@ from millpond.code.tables import TransactionCode
 from millpond.container.layout import incarnations, read_manifest, write_manifest
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted
 from millpond.durable.files import Files, OsFiles
-from millpond.errors import BadOption, BadRoot, CorruptFile, NotTrusted
+from millpond.errors import BadOption, BadRoot, CorruptFile, NotThePond, NotTrusted
 from millpond.pond.source import _reader
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
@@ -313,7 +313,7 @@ def test_a_root_that_is_not_trusted_must_be_a_pond_without_links(roots: Roots, t
     for place, lay in traps.items():
         place.unlink(missing_ok=True)
         lay(place)
-        with pytest.raises(BadRoot, match="is a link or no plain file") as caught:
+        with pytest.raises(BadRoot, match="is a link|neither a file nor a directory") as caught:
             mp.open(root, trust="data")
         assert str(place) in str(caught.value)
         place.unlink()
@@ -347,3 +347,12 @@ def test_another_trust_is_refused(tmp_path: Path, trust: Any) -> None:
         mp.open(tmp_path / "pond", trust=trust)
     assert caught.value.option == "trust"
     assert not (tmp_path / "pond").exists()
+
+
+def test_whoever_made_the_root_knows_no_token_of_it(roots: Roots, tmp_path: Path) -> None:
+    root = shutil.copytree(roots.whole, tmp_path / "pond")
+    known = {(root / name).read_text().strip() for name in ("token", "token.read")}
+    with mp.open(root, threads=1, trust="data", port=0) as pond:
+        for token in known:
+            with pytest.raises(NotThePond):
+                mp.connect(pond.address, token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from millpond import private
 from millpond.client.client import Client
 from millpond.errors import Unauthorised
 from millpond.wire.flight import dialer_to
@@ -26,10 +27,9 @@ class Link(NamedTuple):
 
     def _read(self) -> str:
         try:
-            with open(self.token_file) as file:
-                return file.read().strip()
+            return private.read_text(self.token_file).strip()
         except OSError as error:
             raise Unauthorised(
-                f"the token file {self.token_file} cannot be read here: {error.strerror}",
+                f"the token file {self.token_file} cannot be read here: {error.strerror or error}",
                 hint="join the pond with mp.connect(address, token), whose token travels with the tasks",
             ) from None

@@ -23,7 +23,7 @@ from millpond.container.holdings.base import CheckedRows, Record
 from millpond.durable.arrow_files import durable_names, read_metadata, read_table_file, write_table_file
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.wire.base import ResidentId, SliceId, Term, Turn
+from millpond.wire.base import Count, Directory, IdOnDisk, ResidentId, SliceId, Term, Turn, Writer
 from millpond.wire.specs import Work
 
 CONTAINERS: Final = "containers"
@@ -32,10 +32,8 @@ MANIFEST: Final = "manifest.arrow"
 _T = TypeVar("_T")
 _DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})")
 _SNAPSHOT = re.compile(r"s(\d{5})-t\d{8}-n\d{6}\.arrow")
+SnapshotName = Annotated[str, msgspec.Meta(pattern=r"^s[0-9]{5}-t[0-9]{8}-n[0-9]{6,}\.arrow\Z")]
 _RECORD = re.compile(r"(\d{12})\.arrow")
-# However many digits: what a manifest names lies under the root, as nothing else has such a name.
-_DirectoryName = Annotated[str, msgspec.Meta(pattern=r"^t\d+-c\d+\Z")]
-_SnapshotName = Annotated[str, msgspec.Meta(pattern=r"^s\d+-t\d+-n\d+\.arrow\Z")]
 
 
 class LogSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,8 +43,8 @@ class LogSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     can be told only when the span is closed.
     """
 
-    directory: _DirectoryName
-    after: int
+    directory: Directory
+    after: Count
     last: int | None = None
     skipped: list[int] = []
 
@@ -57,10 +55,10 @@ class Ground(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Residents that are `behind` could not be snapshotted: they rest on logs that the others need no more.
     """
 
-    snapshots: dict[ResidentId, _SnapshotName] = {}
-    vectors: dict[ResidentId, dict[str, Turn]] = {}
+    snapshots: dict[IdOnDisk, SnapshotName] = {}
+    vectors: dict[IdOnDisk, dict[Writer, Turn]] = {}
     logs: list[LogSpan] = []
-    behind: dict[ResidentId, list[LogSpan]] = {}
+    behind: dict[IdOnDisk, list[LogSpan]] = {}
 
     @property
     def spans(self) -> list[LogSpan]:
@@ -82,8 +80,8 @@ class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `work` is in MessagePack: JSON has no infinity, which may be a default.
     """
 
-    id: ResidentId
-    writer: str
+    id: IdOnDisk
+    writer: Writer
     turn: Turn
     ballot: int
     digest: int
@@ -97,7 +95,7 @@ class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: ResidentId
+    id: IdOnDisk
     slice_id: SliceId
 
 

@@ -18,14 +18,14 @@ from millpond.container.layout import CONTAINERS, directory_name, is_directory_o
 from millpond.durable.arrow_files import read_metadata, write_table_file
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
-from millpond.wire.base import Term
+from millpond.wire.base import Count, Directory, Term
 
 
 class Mark(msgspec.Struct, frozen=True):
     """The record that is being applied."""
 
-    directory: str
-    seq: int
+    directory: Directory
+    seq: Count
 
 
 class Marks:

@@ -9,6 +9,8 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from millpond import private
+
 PART_BYTES_MAX = 16 << 20
 PRINT_BYTES_MAX = 1 << 20
 
@@ -50,10 +52,10 @@ class Printed(io.RawIOBase):
                 return
             try:
                 os.replace(self._path, f"{self._path}.1")
-                file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                file = private.append_to(self._path)
             except OSError:
                 os.ftruncate(2, 0)
                 return
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            os.close(file)
+            with file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)

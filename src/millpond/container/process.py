@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from millpond import private
 from millpond.container.guard import Guard, limit_memory, shared
 from millpond.container.holdings.base import Means, NoCode
 from millpond.container.printing import Printed, log_path
@@ -101,11 +102,10 @@ def main(
     _start("millpond-parent", _end_with_line, line)
     _start("millpond-watch", _watch, os.getppid(), printed, code_seconds)
     # Shared by all containers for their lifetime: whoever opens the pond next waits until it is free.
-    lock = open(os.path.join(root, "containers.lock"), "ab")  # noqa: SIM115 - held until the process ends
+    lock = private.append_to(os.path.join(root, "containers.lock"))  # held until the process ends
     fcntl.flock(lock, fcntl.LOCK_SH)
     try:
-        with open(os.path.join(root, "token")) as file:
-            token = file.read().strip()
+        token = private.read_text(os.path.join(root, "token")).strip()
         limits = Guard(code_seconds) if trust == "all" else NoCode()
         means = Means(ThreadRunner(threads), threads, limits)
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))

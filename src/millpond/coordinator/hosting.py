@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from millpond import private
 from millpond.container.guard import DOOMED
 from millpond.container.printing import log_path
 from millpond.durable import crashpoints
@@ -220,7 +221,7 @@ class _Child:
         self._log = log
         self._line, theirs = socket.socketpair()
         try:
-            with theirs, open(log, "ab") as file:
+            with theirs, private.append_to(log) as file:
                 self._log_start = file.tell()
                 self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [*command, str(theirs.fileno())],
@@ -229,6 +230,7 @@ class _Child:
                     stderr=file,
                     pass_fds=[theirs.fileno()],
                     env=environment,
+                    umask=private.OTHERS,  # what numba and user code write is for this user alone, too
                 )
         except BaseException:
             self._line.close()

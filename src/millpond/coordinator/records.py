@@ -8,7 +8,17 @@ import msgspec
 from msgspec.structs import replace
 
 from millpond.times import Progress
-from millpond.wire.base import KindOfTime, SliceId, Term, Turn, writer_id
+from millpond.wire.base import (
+    Directory,
+    KindOfTime,
+    ListToken,
+    Name,
+    Query,
+    SliceId,
+    Term,
+    Turn,
+    writer_id,
+)
 from millpond.wire.specs import Resident, Spec
 
 TURNS_REMEMBERED = 64
@@ -53,8 +63,8 @@ class UpdaterRecord(msgspec.Struct, frozen=True):
 
     watermark: Progress
     late: int = 0
-    queries: dict[str, QueryRecord] = {}
-    ended: dict[str, Turn] = {}
+    queries: dict[Query, QueryRecord] = {}
+    ended: dict[Query, Turn] = {}
 
 
 class PinRecord(msgspec.Struct, frozen=True):
@@ -66,7 +76,7 @@ class PinRecord(msgspec.Struct, frozen=True):
     answered: bool = False
     waiting: int = 0
     lowest: Progress | None = None
-    token: str = ""
+    token: ListToken = ""
     digest: int = 0
 
 
@@ -90,8 +100,8 @@ class FetcherRecord(msgspec.Struct, frozen=True):
     progress: Progress
     reported: Progress = -math.inf
     late: int = 0
-    queries: dict[str, AskingRecord] = {}
-    ended: dict[str, Turn] = {}
+    queries: dict[Query, AskingRecord] = {}
+    ended: dict[Query, Turn] = {}
 
 
 class ResidentRecord(msgspec.Struct, frozen=True):
@@ -100,8 +110,8 @@ class ResidentRecord(msgspec.Struct, frozen=True):
     spec: Spec
     born: int
     time_kind: KindOfTime = ""
-    updaters: dict[str, UpdaterRecord] = {}
-    fetchers: dict[str, FetcherRecord] = {}
+    updaters: dict[Name, UpdaterRecord] = {}
+    fetchers: dict[Name, FetcherRecord] = {}
     update_progress: Progress = -math.inf
     fetch_progress: Progress = -math.inf
 
@@ -120,10 +130,10 @@ class PondRecord(msgspec.Struct, frozen=True):
 
     owners: tuple[int, ...]
     version: int = 0
-    directories: dict[str, tuple[SliceId, ...]] = {}
+    directories: dict[Directory, tuple[SliceId, ...]] = {}
     term: Term = Term(0)
     born: int = 0
-    residents: dict[str, ResidentRecord] = {}
+    residents: dict[Name, ResidentRecord] = {}
 
     @property
     def slices(self) -> int:

@@ -13,6 +13,8 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from millpond import private
+
 AnyPath: TypeAlias = str | os.PathLike[str]
 AnyBuffer: TypeAlias = bytes | memoryview | pa.Buffer
 
@@ -57,33 +59,40 @@ class Files(Protocol):
         """Whether there is a file or a directory of that name."""
 
     def is_dir(self, path: AnyPath) -> bool:
-        """Whether there is a directory of that name."""
+        """Whether there is a directory of that name; a link to one is none."""
 
 
 class OsFiles:
-    """The file system of the machine."""
+    """The file system of the machine. What it makes is this user's alone, whatever the umask; it follows no links."""
 
     def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
-        with open(path, "wb", buffering=0) as file:
+        with open(private.create(path), "wb", buffering=0) as file:
             for buffer in buffers:
                 rest = memoryview(buffer).cast("B")
                 while len(rest):
                     rest = rest[file.write(rest) :]
 
     def sync(self, path: AnyPath) -> None:
-        _fsync(path, os.O_RDONLY)
+        private.sync(path, os.O_NOFOLLOW)
 
     def rename(self, source: AnyPath, target: AnyPath) -> None:
         os.replace(source, target)
 
     def sync_dir(self, path: AnyPath) -> None:
-        _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
+        private.sync(path, os.O_NOFOLLOW | os.O_DIRECTORY)
 
     def read(self, path: AnyPath) -> pa.Buffer:
         # Not a memory map: what was checked must be what is used, and a map of a file that
         # someone shortens ends the process.
-        with pa.OSFile(os.fspath(path)) as file:
-            return file.read_buffer()
+        handle = private.open_to_read(path)
+        try:
+            content = pa.allocate_buffer(os.fstat(handle).st_size)
+            rest = memoryview(content).cast("B")
+            while len(rest) and (count := os.readv(handle, [rest])):
+                rest = rest[count:]
+            return content.slice(0, content.size - len(rest))
+        finally:
+            os.close(handle)
 
     def list(self, path: AnyPath) -> list[str]:
         try:
@@ -103,25 +112,14 @@ class OsFiles:
         path = os.path.abspath(path)
         if os.path.isdir(path):
             return
-        parent = os.path.dirname(path)
-        self.make_dir(parent)
-        with suppress(FileExistsError):
-            os.mkdir(path)
-        self.sync_dir(parent)
+        self.make_dir(os.path.dirname(path))
+        private.make_dir(path)
 
     def exists(self, path: AnyPath) -> bool:
         return os.path.exists(path)
 
     def is_dir(self, path: AnyPath) -> bool:
-        return os.path.isdir(path)
-
-
-def _fsync(path: AnyPath, flags: int) -> None:
-    handle = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return os.path.isdir(path) and not os.path.islink(path)
 
 
 def remove_tree(files: Files, path: AnyPath) -> None:

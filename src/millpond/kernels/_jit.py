@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
+import shlex
+import threading
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 from numba.core import config
+
+from millpond import private
+from millpond.errors import NotPrivate
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,8 +31,8 @@ NO_ENTRY: dict[str, Any] = {"no_cpython_wrapper": True, **NO_C_ENTRY}
 """The same for what only compiled code calls."""
 
 
-def _cache_directory() -> str:
-    """Where compiled kernels are kept: a directory for this very source.
+def _cache_directory() -> str | None:
+    """Where compiled kernels are kept: a directory for this very source; None if there is no safe place.
 
     Numba itself looks only at the file of the outermost kernel, so that a changed part of it, in another
     file, would go unnoticed.
@@ -32,29 +41,68 @@ def _cache_directory() -> str:
     source = hashlib.sha256(numba.__version__.encode())
     for file in sorted(here.glob("*.py")):
         source.update(file.read_bytes())
-    own = here / "__pycache__"
-    if os.access(own if own.exists() else here, os.W_OK):
-        base = own
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millpond"
-    return str(base / f"kernels-{source.hexdigest()[:16]}")
+    name = f"kernels-{source.hexdigest()[:16]}"
+    with suppress(OSError):
+        return _own(here / "__pycache__" / name)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return own_cache(os.path.join(home, "millpond"), name)
+
+
+def own_cache(base: str, *names: str) -> str | None:
+    """A directory for compiled code, which is this user's alone; None, with a warning, if it cannot be.
+
+    Numba pickles what it keeps, and to read a pickle is to run it.
+    """
+    try:
+        return _own(os.path.join(base, *names))
+    except OSError as error:
+        why, mend = error.strerror, "set XDG_CACHE_HOME to a directory of your own"
+        if isinstance(error, NotPrivate):
+            # What lay open may be anyone's by now, whatever mode it gets: only a new one will do.
+            why, mend = error.message, f"rm -rf {shlex.quote(base)}"
+            if not f"{error.path}/".startswith(f"{os.path.abspath(base)}/"):
+                mend = f"{error.hint} && {mend}"
+        warnings.warn(
+            f"compiled kernels are not kept, and compiled at each start: {why}\n  hint: {mend}", stacklevel=3
+        )
+        return None
+
+
+def _own(path: private.AnyPath) -> str:
+    directory = private.own_directory(path)
+    with TemporaryFile(dir=directory) as file:
+        # Numba's files get the modes that the umask leaves.
+        if os.fstat(file.fileno()).st_mode & 0o600 != 0o600:
+            raise PermissionError(errno.EACCES, "the umask keeps files from their own user", directory)
+    return directory
 
 
 CACHE_DIRECTORY = _cache_directory()
+_setting = threading.Lock()  # numba's setting is one for all threads
+
+
+def compiled(function: F, directory: str | None, **options: Any) -> F:
+    """Compiled on its first call, and kept in that directory or nowhere.
+
+    Numba takes the directory from a setting when it decorates; that of the rest of the process stays as it is. Where it
+    cannot write, it would look for other places on its own.
+    """
+    settings: Any = config
+    if directory is not None:
+        with _setting, suppress(RuntimeError):  # which says that there is no place
+            before, settings.CACHE_DIR = settings.CACHE_DIR, directory
+            try:
+                kept: Any = numba.njit(cache=True, **options)(function)
+            finally:
+                settings.CACHE_DIR = before
+            if os.path.dirname(kept.stats.cache_path) == directory:
+                return cast(F, kept)
+    return cast(F, numba.njit(**options)(function))
 
 
 def _compiled(function: F, forceinline: bool = False) -> F:
-    """Numba reads the cache directory when it decorates; the setting of the rest of the process stays as it is."""
-    settings: Any = config
-    before = settings.CACHE_DIR
-    settings.CACHE_DIR = CACHE_DIRECTORY
-    try:
-        decorate = numba.njit(
-            nogil=True, cache=True, boundscheck=False, forceinline=forceinline, **NO_C_ENTRY
-        )
-        return cast(F, decorate(function))
-    finally:
-        settings.CACHE_DIR = before
+    options = {"nogil": True, "boundscheck": False, "forceinline": forceinline, **NO_C_ENTRY}
+    return compiled(function, CACHE_DIRECTORY, **options)
 
 
 def jit(function: F) -> F:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from millpond import private
 from millpond.client.client import Client
 from millpond.client.runs import Run
-from millpond.errors import BadOption
+from millpond.errors import BadOption, BadRoot, NotPrivate
 from millpond.ops import frames
 from millpond.ops.asking import Asking
 from millpond.ops.columns import as_table
@@ -66,7 +67,7 @@ class Answering:
         self.state = asking.state
         client.call(Register(asking.state, name, "fetcher"))
         self._operator = client.runs.new_operator()
-        self._place = (client.placement().root, asking.state, name)
+        self._place = (_root_of(client), asking.state, name)
 
     def __call__(self, rows: DataFrame | pa.Table, epoch: int) -> None:
         """Hands the rows that are ready, with their answers, to the function; keeps the others for the next epoch."""
@@ -236,6 +237,25 @@ class Answering:
 
     def _rows(self, query: str) -> WaitingRows:
         return WaitingRows(*self._place, query, self._client.files)
+
+
+def _root_of(client: Client) -> str:
+    """Where rows that wait are kept. The pond tells; it must be a root that only this user can write."""
+    root = client.placement().root
+    if client.files is not None:
+        return root  # not on this machine's disk
+    try:
+        if private.real_path(root) == root:
+            private.check_directory(root)
+            return root
+        why = "it is not a path without links"
+    except OSError as error:
+        why = error.message if isinstance(error, NotPrivate) else error.strerror or str(error)
+    raise BadRoot(
+        f"rows that wait cannot be kept under the pond's root {root}: {why}",
+        hint="run the fetch as the user who opened the pond, on the same machine",
+        root=root,
+    )
 
 
 def answers_of(client: Client, asking: Asking, ready: DataFrame) -> DataFrame:

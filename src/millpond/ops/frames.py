@@ -15,7 +15,7 @@ from millpond.errors import BadOption, WrongColumn, WrongType, error_named
 from millpond.ops.columns import check_kind
 from millpond.ops.tasks import StageReply, StageTask
 from millpond.times import TimeKind
-from millpond.wire.base import LOCAL_QUERY, KindOfTime, Turn
+from millpond.wire.base import LOCAL_QUERY, KindOfTime, Turn, check_query
 from millpond.wire.epochs import EpochPlan, Receipt
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def is_frame(rows: object) -> TypeGuard[DataFrame]:
 def query_of(frame: DataFrame) -> str | None:
     """The id of the streaming query whose `foreachBatch` this is; None outside of one."""
     query: str | None = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
-    return query
+    return None if query is None else check_query(query)
 
 
 def run_of(frame: DataFrame) -> str | None:

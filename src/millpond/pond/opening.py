@@ -7,8 +7,8 @@ import fcntl
 import os
 import re
 import secrets
+import shlex
 import shutil
-import stat
 import sys
 import threading
 import time
@@ -16,13 +16,14 @@ import warnings
 from contextlib import suppress
 from typing import IO, Any, Literal, get_args
 
+from millpond import private
 from millpond.client.client import Client
 from millpond.client.link import Link
 from millpond.coordinator.hosting import CODE_SECONDS, Embedded
 from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.service import CoordinatorService
 from millpond.durable.files import OsFiles
-from millpond.errors import BadOption, BadRoot, MillpondError, PondInUse
+from millpond.errors import BadOption, BadRoot, MillpondError, NotPrivate, PondInUse
 from millpond.pond.pond import Pond
 from millpond.runtime import Threads
 from millpond.wire.connection import LocalConnection
@@ -93,9 +94,11 @@ def open_pond(
         )
     check_host(host)
     path = _checked_root(root)
-    if trust == "data":
-        _check_foreign(path)
-    embedded = _EmbeddedPond(path)
+    if trust == "data" and not os.path.isdir(os.path.join(path, JOURNAL)):
+        raise BadRoot(
+            f"{path} holds no pond that could be read", hint="give the root of a pond that exists", root=path
+        )
+    embedded = _EmbeddedPond(_own_root(path))
     try:
         embedded.start(containers, threads, slices, host, port, code_seconds, memory, trust)
     except BaseException:
@@ -181,23 +184,22 @@ class _EmbeddedPond:
     ) -> None:
         files = OsFiles()
         try:
-            is_new = not os.path.isdir(self._root)
-            files.make_dir(self._root)
-            if is_new:
-                os.chmod(self._root, 0o700)  # what the token guards is not for others to read from disk
-            self._lock_file = open(os.path.join(self._root, "lock"), "ab")  # noqa: SIM115 - held until close
+            self._lock_file = private.append_to(os.path.join(self._root, "lock"))  # held until close
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Under the lock: of two that open a new root at once, only one makes its token.
-            self._token = _token(self._root)
-            _write_private(os.path.join(self._root, "token.read"), read_only_token(self._token))
+            # Whoever made a root that is not trusted knows the token in it.
+            self._token = _token(self._root, renewed=trust != "all")
+            private.write_text(os.path.join(self._root, "token.read"), f"{read_only_token(self._token)}\n")
         except BlockingIOError:
             raise PondInUse(
                 f"the pond at {self._root} is open already, here or in another process",
                 hint="use the pond that is open, join it with mp.connect(address, token), or close it first",
                 root=self._root,
             ) from None
+        except BadRoot:
+            raise
         except OSError as error:
-            raise _bad_root(self._root, error.strerror or str(error)) from None
+            raise _unusable(self._root, error) from None
         _await_orphans(self._root)
         dial = FlightDialer(self._token)
         coordinator = CoordinatorService(files, self._root, dial, Threads(), only_reads=trust == "data")
@@ -276,68 +278,54 @@ def _checked_root(root: object) -> str:
     return os.path.abspath(path)
 
 
-def _bad_root(root: str, reason: str) -> BadRoot:
-    return BadRoot(
-        f"{root} cannot hold a pond: {reason}", hint="give a directory that this user may write to", root=root
-    )
-
-
-def _check_foreign(root: str) -> None:
-    """What is not trusted must be a pond, and lie under its root alone: what is written or removed there is nowhere else."""
-    if not os.path.isdir(os.path.join(root, JOURNAL)):
-        raise BadRoot(
-            f"{root} holds no pond that could be read", hint="give the root of a pond that exists", root=root
-        )
-    paths = (os.path.join(base, name) for base, names, files in os.walk(root) for name in (*names, *files))
+def _own_root(path: str) -> str:
+    """The root without links, made if need be: this user's alone, with all that is in it. Nothing was read of it yet."""
     try:
-        odd = next((path for path in paths if not _is_plain(path)), None)
+        root = private.real_path(path, make=True)
     except OSError as error:
-        raise _bad_root(root, error.strerror or str(error)) from None
-    if odd is not None:
-        raise BadRoot(
-            f"{odd} is a link or no plain file, and the root is not trusted",
-            hint="remove it, or put what it stands for in its place",
-            root=root,
-        )
-
-
-def _is_plain(path: str) -> bool:
-    """Whether what is written to it, or removed with it, is itself and nothing else."""
+        raise _unusable(path, error) from None
     try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:  # it was removed meanwhile
-        return True
-    return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode)
+        private.check_directory(root)
+        private.check_inside(root)
+    except OSError as error:
+        if isinstance(error, NotPrivate) and error.owner:
+            why = f"{error.message}; rules and transactions in it are code, which would run as you"
+            # Whoever made it knows its token.
+            command = f"{error.hint} && rm -f {shlex.quote(os.path.join(root, 'token'))}"
+            raise _bad_root(path, why, f"only if you trust {error.owner}: {command}") from None
+        raise _unusable(path, error) from None
+    return root
 
 
-def _token(root: str) -> str:
-    """The pond's token, made once: readable by its owner alone, and written nowhere else."""
+def _unusable(root: str, error: OSError) -> BadRoot:
+    if isinstance(error, NotPrivate):
+        return _bad_root(root, error.message, error.hint)
+    return _bad_root(root, error.strerror or str(error))
+
+
+def _bad_root(root: str, why: str, hint: str = "give a directory that this user may write to") -> BadRoot:
+    return BadRoot(f"{root} cannot hold a pond: {why}", hint=hint, root=root)
+
+
+def _token(root: str, renewed: bool = False) -> str:
+    """The pond's token, made once, or anew: readable by its owner alone, and written nowhere else."""
     path = os.path.join(root, "token")
     try:
-        with open(path) as file:
-            token = file.read().strip()
-        if token:
-            return token
+        if renewed:
+            raise FileNotFoundError
+        token = private.read_text(path).removesuffix("\n")
     except FileNotFoundError:
-        pass
-    token = secrets.token_urlsafe(32)
-    _write_private(path, token)
+        token = secrets.token_urlsafe(32)
+        private.write_text(path, f"{token}\n")
+    if not re.fullmatch(r"[A-Za-z0-9_-]{43}", token):
+        raise _bad_root(root, f"{path} holds no token of a pond", hint=f"rm {shlex.quote(path)}")
     return token
-
-
-def _write_private(path: str, text: str) -> None:
-    handle = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".tmp", path)
 
 
 def _await_orphans(root: str) -> None:
     """Waits until the containers of an opener that was killed have ended, so that no one else writes here."""
     deadline = time.monotonic() + ORPHANS_TIMEOUT_S
-    with open(os.path.join(root, "containers.lock"), "ab") as lock:
+    with private.append_to(os.path.join(root, "containers.lock")) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,7 +27,7 @@ from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
-from millpond.wire.base import check_name
+from millpond.wire.base import check_name, check_query
 from millpond.wire.groups import GroupSpec
 from millpond.wire.house import AskMetrics, Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
 from millpond.wire.specs import Spec
@@ -224,6 +224,8 @@ class Pond:
         """
         if query is not None and name is None:
             raise BadOption("query= is a query of an operator", hint="give its name=, too", option="query")
+        if query is not None:
+            check_query(query)
         if name is not None:
             check_name(name, "the operator")
         resident, table = self._found(what).place if isinstance(what, str) else what.place

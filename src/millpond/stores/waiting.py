@@ -11,6 +11,7 @@ that is listed and is missing or damaged is a `CorruptFile`.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ import pyarrow as pa
 from millpond.durable.arrow_files import read_table_file, write_table_file
 from millpond.durable.files import Files, OsFiles
 from millpond.errors import CorruptFile
-from millpond.wire.base import Epoch, Turn
+from millpond.wire.base import Epoch, Turn, check_name, check_query
 
 WAITING = "waiting"
 LIST_SCHEMA = pa.schema([("name", pa.string()), ("rows", pa.int64())])
@@ -55,7 +56,13 @@ class WaitingRows:
     ) -> None:
         self._files = OsFiles() if files is None else files
         self._random_bits = bits
-        self.folder = os.path.join(root, WAITING, state, fetcher, query)
+        self.folder = os.path.join(
+            root,
+            WAITING,
+            check_name(state, "the state"),
+            check_name(fetcher, "the fetcher"),
+            check_query(query),
+        )
 
     def _bits(self, count: int) -> int:
         return secrets.randbits(count) if self._random_bits is None else self._random_bits(count)
@@ -81,10 +88,15 @@ class WaitingRows:
         )
 
     def listed(self, turn: Turn, token: str) -> WaitingList:
-        batches, _, metadata = read_table_file(self._files, self._path(turn, _list_of(token)))
-        self._check(turn, _list_of(token), metadata, token)
-        rows = pa.Table.from_batches(batches).to_pylist()
-        files = [WaitingFile(**row) for row in rows]
+        name = _list_of(token)
+        batches, schema, metadata = read_table_file(self._files, self._path(turn, name))
+        self._check(turn, name, metadata, token)
+        if not schema.equals(LIST_SCHEMA):
+            raise self._corrupt(turn, name, "it is not a list of files")
+        files = [WaitingFile(**row) for batch in batches for row in batch.to_pylist()]
+        own = re.compile(rf"{re.escape(token)}-[0-9a-f]{{16}}\.arrow")
+        if not all(file.name is not None and own.fullmatch(file.name) for file in files):
+            raise self._corrupt(turn, name, "it names files that no task of its run wrote")
         return WaitingList(turn, metadata["token"], metadata["schema"], files)
 
     def read(self, listed: WaitingList, file: WaitingFile) -> pa.Table:
@@ -109,12 +121,13 @@ class WaitingRows:
     def _check(self, turn: Turn, name: str, metadata: dict[str, str], token: str) -> None:
         """A file that is whole, but another one, is found out."""
         if (metadata.get("turn"), metadata.get("token")) != (_name_of(turn), token):
-            path = self._path(turn, name)
-            raise CorruptFile(
-                f"{path} cannot be read: it holds the rows of another turn or driver",
-                hint="restore the file from a backup copy",
-                path=path,
-            )
+            raise self._corrupt(turn, name, "it holds the rows of another turn or driver")
+
+    def _corrupt(self, turn: Turn, name: str, why: str) -> CorruptFile:
+        path = self._path(turn, name)
+        return CorruptFile(
+            f"{path} cannot be read: {why}", hint="restore the file from a backup copy", path=path
+        )
 
 
 def _list_of(token: str) -> str:

@@ -26,7 +26,8 @@ NAME_PATTERN = r"^[a-z0-9_]{1,64}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 # A Spark query id, or LOCAL_QUERY for operators on Arrow tables.
 LOCAL_QUERY = "local"
-Query = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
+QUERY_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z"
+Query = Annotated[str, msgspec.Meta(pattern=QUERY_PATTERN)]
 Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 KindOfTime = Literal["", "timestamp", "long"]
@@ -37,6 +38,13 @@ SliceId = NewType("SliceId", int)
 """One of the pond's slices, counted from 0."""
 ResidentId = NewType("ResidentId", str)
 """A resident's name on disk, which no later one of the same name has."""
+IdOnDisk = Annotated[ResidentId, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}\.[0-9]{1,19}\Z")]
+"""The same, held to its form: it becomes part of a path."""
+Directory = Annotated[str, msgspec.Meta(pattern=r"^t[0-9]{8}-c[0-9]{4}\Z")]
+"""That of one incarnation of a container."""
+DirectoryOrNone = Annotated[str, msgspec.Meta(pattern=r"^(t[0-9]{8}-c[0-9]{4})?\Z")]
+ListToken = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,32}\Z")]
+"""Names a list of waiting rows; empty where none wait."""
 Term = NewType("Term", int)
 """Numbers the incarnations of containers: what an older one writes counts for nothing."""
 Epoch = NewType("Epoch", int)
@@ -83,6 +91,17 @@ def check_name(name: str, what: str) -> str:
             name=str(name),
         )
     return name
+
+
+def check_query(query: str) -> str:
+    """`query` itself if it can be the id of a query; else BadName."""
+    if not isinstance(query, str) or not re.fullmatch(QUERY_PATTERN, query):
+        raise BadName(
+            f"{query!r} is not the id of a query",
+            hint="Spark gives each streaming query an id; it has letters, digits, '_', '.' and '-'",
+            name=str(query),
+        )
+    return query
 
 
 def check_progress(value: Progress | None) -> None:

@@ -11,11 +11,13 @@ from millpond.wire.base import (
     LONG_CALL_S,
     Call,
     Count,
+    Directory,
+    DirectoryOrNone,
     Done,
+    IdOnDisk,
     Message,
     Name,
     Query,
-    ResidentId,
     SliceId,
     Term,
     Turn,
@@ -48,8 +50,8 @@ class Adopt(Call[Done], frozen=True, tag=True):
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
-    slices: dict[SliceId, str]
-    decided: dict[str, dict[str, Turn]]
+    slices: dict[SliceId, DirectoryOrNone]
+    decided: dict[Name, dict[Writer, Turn]]
     careful: Term = Term(0)
 
 
@@ -125,8 +127,8 @@ class ContainerReport(Message, frozen=True, tag=True):
     `residents` are figures by plural of kind and name.
     """
 
-    needs: list[str]
-    behind: list[ResidentId]
+    needs: list[Directory]
+    behind: list[IdOnDisk]
     metrics: dict[str, float]
     residents: dict[str, dict[str, dict[str, Any]]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -12,6 +12,7 @@ from millpond.wire.base import (
     Count,
     Done,
     KindOfTime,
+    ListToken,
     Message,
     Name,
     Query,
@@ -49,7 +50,7 @@ class Pinned(Message, frozen=True, tag=True):
     late_below: Progress
     time_kind: KindOfTime
     previous: Turn | None
-    token: str
+    token: ListToken
     oldest: Turn
 
 
@@ -78,7 +79,7 @@ class Answered(Call[Done], frozen=True, tag=True):
     late: Count
     lowest: Progress | None
     watermark: Progress | None
-    token: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,32}\Z")] = ""
+    token: ListToken = ""
     digest: Count = 0
 
     def __post_init__(self) -> None:
@@ -91,7 +92,7 @@ class Drain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     turn: Turn
     left: Turn
-    token: str
+    token: ListToken
 
 
 class Pending(Message, frozen=True, tag=True):
@@ -104,8 +105,8 @@ class Pending(Message, frozen=True, tag=True):
     rows: Count
     since: Progress | None
     late: Count
-    drains: dict[str, Drain] = msgspec.field(default_factory=dict)
-    unfinished: list[str] = msgspec.field(default_factory=list)
+    drains: dict[Query, Drain] = msgspec.field(default_factory=dict)
+    unfinished: list[Query] = msgspec.field(default_factory=list)
 
 
 class AskPending(Call[Pending], frozen=True, tag=True):

@@ -17,10 +17,10 @@ import weakref
 from contextlib import suppress
 from typing import Self
 
+from millpond import private
 from millpond.errors import BadOption, Unauthorised, Unavailable
 
 SCHEME = "unix:"
-DIRECTORY = "sockets"
 POND = "pond"
 """The name of the coordinator's socket."""
 NAME_PATTERN = r"[a-z0-9-]{1,64}\Z"
@@ -66,10 +66,8 @@ class SocketDirectory:
     @classmethod
     def under(cls, root: str) -> Self:
         """The directory of a pond's sockets, emptied: under its root, or where that cannot hold any, a temporary one."""
-        path = os.path.join(root, DIRECTORY)
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-            os.chmod(path, 0o700)
+        path = os.path.join(root, private.SOCKETS)
+        private.make_dir(path)
         found = cls(path)
         found.clear()
         if found._can_bind():

@@ -10,35 +10,27 @@ import contextlib
 import hashlib
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
-from numba.core import config
+from millpond import private
+from millpond.kernels._jit import CACHE_DIRECTORY, NO_C_ENTRY, compiled, own_cache
 
-from millpond.kernels._jit import CACHE_DIRECTORY, NO_C_ENTRY
-
-_setting = threading.Lock()  # numba's setting is one for all threads
 KEPT = 512  # kernels, of some 100 kB each; those that were made longest ago go first
 
 
 @cache
-def _directory() -> Path | None:
-    """Where kernels are kept; None where nothing can be written."""
+def _directory() -> str | None:
+    """Where kernels are kept; None where nothing can be kept safely."""
+    if CACHE_DIRECTORY is None:
+        return None
     source = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         source.update(file.read_bytes())
-    found = (
-        Path(CACHE_DIRECTORY).parent / f"transactions-{source.hexdigest()[:16]}" / Path(CACHE_DIRECTORY).name
-    )
-    try:
-        found.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return found if os.access(found, os.W_OK) else None
+    base, name = os.path.split(CACHE_DIRECTORY)
+    return own_cache(base, f"transactions-{source.hexdigest()[:16]}", name)
 
 
 def kept_source(source: str) -> str | None:
@@ -46,18 +38,23 @@ def kept_source(source: str) -> str | None:
     above = _directory()
     if above is None:
         return None
-    file = above / hashlib.sha256(source.encode()).hexdigest()[:32] / "kernel"
+    name = hashlib.sha256(source.encode()).hexdigest()[:32]
+    file = os.path.join(above, name, "kernel")
     try:
-        if not file.exists():
-            _prune(above)
-            file.parent.mkdir(exist_ok=True)
+        if not os.path.exists(file):
+            _prune(Path(above))
+        folder = own_cache(above, name)
+        if folder is None:
+            return None
+        if not os.path.exists(file):
             # Numba looks at the file's time: whoever comes second changes it, and compiles once more.
-            own = file.with_suffix(f".{os.getpid()}")
-            own.write_text(source)
-            own.replace(file)
+            own = f"{file}.{os.getpid()}"
+            with open(private.create(own), "w") as text:
+                text.write(source)
+            os.replace(own, file)
     except OSError:
         return None
-    return str(file)
+    return file
 
 
 def _prune(above: Path) -> None:
@@ -71,16 +68,6 @@ def _prune(above: Path) -> None:
 
 def lazily_compiled(function: Callable[..., Any], file: str | None) -> Callable[..., Any]:
     """The function, compiled on its first call; kept on disk where its text is."""
-    settings: Any = config
-    with _setting:
-        before = settings.CACHE_DIR
-        try:
-            if file is not None:
-                settings.CACHE_DIR = str(Path(file).parent)
-            decorate = numba.njit(
-                nogil=True, error_model="numpy", boundscheck=False, cache=file is not None, **NO_C_ENTRY
-            )
-            found: Callable[..., Any] = decorate(function)
-        finally:
-            settings.CACHE_DIR = before
-    return found
+    directory = None if file is None else os.path.dirname(file)
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False, **NO_C_ENTRY}
+    return compiled(function, directory, **options)
