@@ -6,10 +6,13 @@ whatever was not synced (`millpond.testing.LossyFiles`). `OsFiles` is the real o
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -62,9 +65,63 @@ class Files(Protocol):
         """Whether there is a directory of that name; a link to one is none."""
 
 
+HANDLES_RESERVED = 16
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+class _Reserve:
+    """Handles kept back: where the process has no other left, what must be written or read still can be."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._handles: list[int] = []
+
+    def fill(self) -> None:
+        with self._lock, suppress(OSError):
+            while len(self._handles) < HANDLES_RESERVED:
+                self._handles.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def free_one(self) -> bool:
+        with self._lock:
+            if not self._handles:
+                return False
+            os.close(self._handles.pop())
+            return True
+
+
+_reserve = _Reserve()
+
+
+def _has_handles(work: Callable[_P, _T]) -> Callable[_P, _T]:
+    """`work`, which opens and closes files, with handles from the reserve if need be. It may begin anew."""
+
+    @functools.wraps(work)
+    def reserved(*args: _P.args, **named: _P.kwargs) -> _T:
+        took = False
+        try:
+            while True:
+                try:
+                    return work(*args, **named)
+                except OSError as error:
+                    # Another thread may be faster in taking what was freed: then one more is.
+                    if error.errno != errno.EMFILE or not _reserve.free_one():
+                        raise
+                    took = True
+        finally:
+            if took:
+                _reserve.fill()
+
+    return reserved
+
+
 class OsFiles:
     """The file system of the machine. What it makes is this user's alone, whatever the umask; it follows no links."""
 
+    def __init__(self) -> None:
+        _reserve.fill()
+
+    @_has_handles
     def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
         with open(private.create(path), "wb", buffering=0) as file:
             for buffer in buffers:
@@ -72,15 +129,18 @@ class OsFiles:
                 while len(rest):
                     rest = rest[file.write(rest) :]
 
+    @_has_handles
     def sync(self, path: AnyPath) -> None:
         private.sync(path, os.O_NOFOLLOW)
 
     def rename(self, source: AnyPath, target: AnyPath) -> None:
         os.replace(source, target)
 
+    @_has_handles
     def sync_dir(self, path: AnyPath) -> None:
         private.sync(path, os.O_NOFOLLOW | os.O_DIRECTORY)
 
+    @_has_handles
     def read(self, path: AnyPath) -> pa.Buffer:
         # Not a memory map: what was checked must be what is used, and a map of a file that
         # someone shortens ends the process.
@@ -94,6 +154,7 @@ class OsFiles:
         finally:
             os.close(handle)
 
+    @_has_handles
     def list(self, path: AnyPath) -> list[str]:
         try:
             return sorted(os.listdir(path))
@@ -108,6 +169,7 @@ class OsFiles:
         with suppress(FileNotFoundError):
             os.rmdir(path)
 
+    @_has_handles
     def make_dir(self, path: AnyPath) -> None:
         path = os.path.abspath(path)
         if os.path.isdir(path):
