@@ -37,6 +37,7 @@ with mp.open(root, threads=1, slices=4) as pond:
     for handle in taken:
         os.close(handle)
     assert pond.containers()[0].pid == pid or whose == "driver"
+    state.finish("feed")
     assert sorted(state.snapshot()["key"].to_pylist()) == list(range(6))
 print("done")
 """
