@@ -148,6 +148,7 @@ def test_sockets_have_a_folder_and_files_may_be_readable_behind_a_closed_door(
     (root / "sockets").mkdir()
     monkeypatch.chdir(root / "sockets")
     make_socket(Path())
+    Path("s").chmod(0o777)
     (root / "lock").touch(mode=0o644)
     assert _own_root(str(root)) == str(root)
 
