@@ -80,7 +80,7 @@ def check_directory(path: str) -> None:
 
 
 def check_inside(top: str, writable: bool = False) -> None:
-    """NotPrivate for the first thing inside that is not this user's, or a link, or that others can write.
+    """NotPrivate for the first thing inside that is not this user's, or a link, or a file that others can write.
 
     `writable` lets the last one pass: where the directory was closed to them all the time, others never came that far.
     """
@@ -213,7 +213,7 @@ def _check_entry(path: str, status: os.stat_result, top: str, sockets: bool, wri
         raise NotPrivate(f"{path} is {kind}", hint=f"rm {shlex.quote(path)}", path=path)
     if status.st_uid != os.geteuid():
         raise _foreign(path, status, f"sudo chown -R {_name_of(os.geteuid())} {shlex.quote(top)}")
-    if not writable and _others_can_write(status):
+    if not writable and not stat.S_ISSOCK(mode) and _others_can_write(status):
         raise NotPrivate(
             f"others can write {path} (mode {stat.S_IMODE(mode):04o})",
             hint=f"chmod -R go-w {shlex.quote(top)}",

@@ -7,12 +7,14 @@ import os
 import pickle
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from numba.core import config
+from numba.core.dispatcher import Dispatcher
 from strangers import as_stranger, needs_stranger, street
 
 from millpond.kernels import _jit
@@ -206,6 +208,34 @@ def test_numba_finds_no_other_place_on_its_own(
     assert not mark.exists()
     assert not list(tmp_path.rglob("*.nb?"))
     assert str(tmp_path / "numbas") == config.CACHE_DIR, "the setting of others stays"
+
+
+def test_every_kernel_is_kept_there_or_nowhere() -> None:
+    import millpond.stores.undo
+    import millpond.stores.versioned
+    import millpond.txn.run.grouping  # noqa: F401 - whose kernels are looked at
+
+    kernels = [
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith(("millpond.kernels.", "millpond.stores.", "millpond.txn."))
+        for value in vars(module).values()
+        if isinstance(value, Dispatcher)
+    ]
+    assert len(kernels) > 30
+    assert {os.path.dirname(kernel.stats.cache_path) for kernel in kernels} == {_jit.CACHE_DIRECTORY}
+
+
+def test_a_user_without_a_home_keeps_nothing(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.warns(UserWarning, match="no home\n  hint: set XDG_CACHE_HOME"):
+        assert _jit._cache_directory() is None
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_umask_that_keeps_files_from_their_own_user_is_told(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def test_sockets_have_a_folder_and_files_may_be_readable_behind_a_closed_door(
     (root / "sockets").mkdir()
     monkeypatch.chdir(root / "sockets")
     make_socket(Path())
+    Path("s").chmod(0o777)
     (root / "lock").touch(mode=0o644)
     assert _own_root(str(root)) == str(root)
 
@@ -250,6 +251,8 @@ def test_what_a_pond_writes_is_its_owners_alone_whatever_the_umask(
         feed(pa.table({"k": [1], "t": [1], "v": [1]}), 0)
         views(pa.table({"k": [1], "t": [9]}), 0)
         pond.checkpoint()
+        container = Path(f"/proc/{pond.containers()[0].pid}/status")
+        assert not container.exists() or "Umask:\t0077" in container.read_text()
     umask(0o022)
     names = {str(path.relative_to(root)): stat.S_IMODE(path.lstat().st_mode) for path in root.rglob("*")}
     assert {name.partition("/")[0] for name in names} >= {

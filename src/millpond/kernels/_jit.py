@@ -44,7 +44,9 @@ def _cache_directory() -> str | None:
     name = f"kernels-{source.hexdigest()[:16]}"
     with suppress(OSError):
         return _own(here / "__pycache__" / name)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):
+        home = os.path.expanduser("~/.cache")
     return own_cache(os.path.join(home, "millpond"), name)
 
 
@@ -69,6 +71,8 @@ def own_cache(base: str, *names: str) -> str | None:
 
 
 def _own(path: private.AnyPath) -> str:
+    if not os.path.isabs(path):
+        raise FileNotFoundError(errno.ENOENT, "this user has no home", path)
     directory = private.own_directory(path)
     with TemporaryFile(dir=directory) as file:
         # Numba's files get the modes that the umask leaves.
