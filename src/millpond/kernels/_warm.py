@@ -15,6 +15,7 @@ from millpond.kernels import (
     index,
     lookups,
     partition,
+    slot_hashing,
     versions,
 )
 from millpond.kernels import control as at
@@ -58,7 +59,8 @@ def warm_up() -> None:
     control = np.zeros(at.SIZE, np.int64)
     table, old = np.zeros((16, 2), np.int64), np.zeros((0, 2), np.int64)
     entries = np.zeros((3, 2), np.int64)
-    marks = hashes.view(np.int64)
+    marks = slot_hashing.hash_longs(longs)
+    slot_hashing.hash_bytes(offsets, data)
     index.find_bytes(offsets, data, marks, table, old, np.zeros(4, np.int64), data, out)
     index.create_bytes(
         offsets, data, marks, 0, table, old, np.zeros(4, np.int64), data, entries, control, out
@@ -101,4 +103,4 @@ def warm_up() -> None:
     folding.vector_sizes(offsets, offsets, step, sums)
     for items in (longs, doubles, doubles.astype(np.float32)):
         folding.add_vectors(offsets, items, offsets, items, step, sums, items.copy())
-    edges.net(offsets, longs, longs, step)
+    edges.net(offsets, longs, longs, slot_hashing.SECRET, step)
