@@ -106,10 +106,8 @@ def binary(keys: NDArray[np.uint8]) -> pa.Array:
 
 
 def chosen_longs() -> NDArray[np.int64]:
-    """Their hashes share the lower 32 bits; the upper ones fall into all slices."""
-    return longs_hashed_to(
-        (np.arange(LONGS, dtype=np.uint64) * np.uint64(40503) << np.uint64(32)) | np.uint64(5)
-    )
+    """Their hashes share the lower 24 bits, by which they would have one slot, and the upper 22, for one slice."""
+    return longs_hashed_to((np.arange(LONGS, dtype=np.uint64) << np.uint64(24)) | np.uint64(5))
 
 
 def patterned() -> dict[str, NDArray[np.int64]]:
@@ -138,7 +136,8 @@ def steps(index: KeyIndex) -> float:
 def test_the_keys_are_what_they_are_meant_to_be() -> None:
     longs = chosen_longs()
     assert len(np.unique(longs)) == LONGS
-    assert set((hashing.hash_longs(longs) & np.uint64(2**32 - 1)).tolist()) == {5}
+    assert set((hashing.hash_longs(longs) & np.uint64(2**24 - 1)).tolist()) == {5}
+    assert set(hashing.slices_of(hashing.hash_longs(longs), 64).tolist()) == {0}
     keys = Keys.from_arrow(binary(bytes_of_one_hash(BYTES)))
     assert len(set(keys.to_arrow().to_pylist())) == BYTES
     assert len(set(keys.hashes.tolist())) == 1
