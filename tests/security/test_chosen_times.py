@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from millpond import kernels
 from millpond.code.rules import FetchRule
 from millpond.kernels import control as at
 from millpond.stores import arena as arenas
@@ -22,7 +25,9 @@ VALUES = pa.schema([("v", pa.int64())])
 ORDERS = {
     "falling": np.arange(ROWS)[::-1].copy(),
     "random": np.random.default_rng(3).permutation(ROWS),
-    "from both ends": np.stack([np.arange(ROWS // 2), np.arange(ROWS - 1, ROWS // 2 - 1, -1)], axis=1).ravel(),
+    "from both ends": np.stack(
+        [np.arange(ROWS // 2), np.arange(ROWS - 1, ROWS // 2 - 1, -1)], axis=1
+    ).ravel(),
 }
 
 
@@ -103,3 +108,11 @@ def test_a_long_chain_of_transactions_is_found_in_time() -> None:
     seconds(rising)
     usual = min(seconds(rising) for _ in range(3))
     assert min(seconds(rising[::-1].copy()) for _ in range(3)) < 20 * max(usual, 0.001)
+
+
+def test_no_kernel_sorts() -> None:
+    """For numba's quicksort there are orders that take it quadratic time (McIlroy 1999); for NumPy's sorts there are none."""
+    sorts = re.compile(r"np\.(sort|argsort|unique|median|partition|argpartition|percentile)\b|\.sort\(")
+    files = [*Path(kernels.__file__).parent.glob("*.py"), Path(grouping.__file__)]
+    assert len(files) > 10
+    assert [file.name for file in files if sorts.search(file.read_text())] == []
