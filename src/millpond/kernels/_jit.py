@@ -128,7 +128,8 @@ def jit(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """A part of other kernels, compiled into each. Passing arrays along costs more than most of these do."""
+    """A part of other kernels, compiled into each, and called by nothing else. Passing arrays along costs more than most
+    of these do."""
     if not JIT_ENABLED:
-        return jit(function)
+        return function
     return _compiled(function, forceinline=True)

@@ -15,6 +15,7 @@ from millpond.kernels import (
     index,
     lookups,
     partition,
+    slot_hashing,
     versions,
 )
 from millpond.kernels import control as at
@@ -58,7 +59,8 @@ def warm_up() -> None:
     control = np.zeros(at.SIZE, np.int64)
     table, old = np.zeros((16, 2), np.int64), np.zeros((0, 2), np.int64)
     entries = np.zeros((3, 2), np.int64)
-    marks = hashes.view(np.int64)
+    marks = slot_hashing.hash_longs(longs)
+    slot_hashing.hash_bytes(offsets, data)
     index.find_bytes(offsets, data, marks, table, old, np.zeros(4, np.int64), data, out)
     index.create_bytes(
         offsets, data, marks, 0, table, old, np.zeros(4, np.int64), data, entries, control, out
@@ -72,7 +74,8 @@ def warm_up() -> None:
     arena, heads = np.zeros((32, 3), np.int64), np.full(versions.CLASSES, -1, np.int64)
     new = np.zeros((3, 3), np.int64)
     lookups.mark_nulls(data, 0, 0, new)
-    versions.insert(out, new, 0, True, 0, 0, entries, arena, heads, control)
+    versions.insert(out, new, 0, True, 0, 0, 0, entries, arena, heads, control)
+    versions.merge(out, new, order, 0, True, 0, 0, entries, arena, heads, control)
     lookups.latest_at(out, entries, arena, longs, begin)
     lookups.drop_until(begin, arena, longs)
     lookups.ranges(out, entries, arena, longs, longs, begin, end)
@@ -101,4 +104,4 @@ def warm_up() -> None:
     folding.vector_sizes(offsets, offsets, step, sums)
     for items in (longs, doubles, doubles.astype(np.float32)):
         folding.add_vectors(offsets, items, offsets, items, step, sums, items.copy())
-    edges.net(offsets, longs, longs, step)
+    edges.net(offsets, longs, longs, slot_hashing.SECRET, step)

@@ -71,7 +71,7 @@ def ranges_below(
 def full_entries(
     ids: NDArray[np.int64], entries: NDArray[np.int64], arena: NDArray[np.int64], keep_from: int
 ) -> NDArray[np.int64]:
-    """Of these entries those, once each, whose block is full and at least half of it below `keep_from`."""
+    """Of these entries those whose block is full and at least half of it below `keep_from`, as often as they come."""
     out = np.empty(ids.shape[0], np.int64)
     found = 0
     for i in range(ids.shape[0]):
@@ -81,7 +81,7 @@ def full_entries(
             if arena[entries[e, 0] + (length >> 1), 0] < keep_from:
                 out[found] = e
                 found += 1
-    return np.unique(out[:found])
+    return out[:found]
 
 
 @jit

@@ -1,7 +1,7 @@
 """XXH64 of keys, and the slice a hash falls in. The same on every machine and in every version.
 
-A slice id comes from the upper 32 bits of the hash, an index slot from the lower ones, so that the keys of one
-slice still spread over its whole index. Over 8 bytes XXH64 is a bijection: equal hashes mean equal longs.
+A slice id comes from the upper 32 bits of the hash. Anyone can make keys that share a hash, or any part of it: what
+must not become slow by chosen keys goes by `slot_hashing`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Key index: open addressing from the hash of a key to its entry, with incremental growth.
+"""Key index: open addressing from the secret hash of a key (`slot_hashing`) to its entry, with incremental growth.
 
 A table is int64[capacity, 2], capacity a power of two: the hash, and the entry + 1 (0 in an empty slot), side by
 side on one cache line. It is never more than half full. Entries are never removed.

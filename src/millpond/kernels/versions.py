@@ -116,6 +116,7 @@ def insert(
     replaces: bool,
     keep_from: int,
     alive_from: int,
+    moved_max: int,
     entries: NDArray[np.int64],
     arena: NDArray[np.int64],
     heads: NDArray[np.int64],
@@ -125,11 +126,14 @@ def insert(
 
     An entry with at least half of its versions `outdated` is compacted when touched: seldom enough that a row costs
     O(1) amortised. The smallest int64 as `keep_from` means never.
-    Returns the number of rows done; fewer than all means that the arena is full.
+    Returns the number of rows done; fewer than all means that the arena is full, or, where `control` counts more than
+    `moved_max`, that the rest had better be merged: each row that comes before many moves them all.
     """
     width = arena.shape[1]
     last = ids.shape[0] - 1
     for i in range(first, ids.shape[0]):
+        if control[ROWS_MOVED] > moved_max:
+            return i
         prefetch(entries, ids[min(i + FAR_AHEAD, last)])
         soon = ids[min(i + AHEAD, last)]
         prefetch(arena, entries[soon, 0] + (entries[soon, 1] >> CLASS_BITS))
@@ -173,3 +177,79 @@ def insert(
         entries[entry, 1] = ((length + 1) << CLASS_BITS) | size_class
         control[VERSIONS] += 1
     return int(ids.shape[0])
+
+
+@jit
+def merge(
+    ids: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    order: NDArray[np.int64],
+    first: int,
+    replaces: bool,
+    keep_from: int,
+    alive_from: int,
+    entries: NDArray[np.int64],
+    arena: NDArray[np.int64],
+    heads: NDArray[np.int64],
+    control: NDArray[np.int64],
+) -> int:
+    """As `insert`, for the rows `order[first:]`, which go by entry, then time: each version moves once at most.
+
+    Returns how many of them are done; fewer than all means that the arena is full.
+    """
+    done = first
+    while done < order.shape[0]:
+        entry = ids[order[done]]
+        stop = done + 1
+        while stop < order.shape[0] and ids[order[stop]] == entry:
+            stop += 1
+        length = entries[entry, 1] >> CLASS_BITS
+        if length > 1 and arena[entries[entry, 0] + (length >> 1), 0] < keep_from:
+            gone = outdated(arena, entries[entry, 0], length, keep_from, alive_from)
+            drop_oldest(entries, entry, arena, heads, control, gone)
+            length = entries[entry, 1] >> CLASS_BITS
+        start = entries[entry, 0]
+        added = stop - done
+        if replaces:
+            for j in range(done, stop):
+                time = rows[order[j], 0]
+                at = count_until(arena, start, length, time) if length > 0 else 0
+                known = at > 0 and arena[start + at - 1, 0] == time
+                added -= known or (j + 1 < stop and rows[order[j + 1], 0] == time)
+        old_class = entries[entry, 1] & CLASS_MASK
+        size_class = old_class
+        while 1 << size_class < length + added:
+            size_class += 1
+        block = start
+        if start < 0 or size_class > old_class:
+            block = take_block(arena, heads, control, size_class)
+            if block < 0:
+                return done
+        # From the newest down: what is read lies at or below what is written.
+        to = block + length + added - 1
+        left = length
+        j = stop - 1
+        while j >= done:
+            time = rows[order[j], 0]
+            while left > 0 and arena[start + left - 1, 0] > time:
+                left -= 1
+                copy_rows(arena, start + left, arena, to, 1)
+                to -= 1
+            if replaces and left > 0 and arena[start + left - 1, 0] == time:
+                left -= 1
+            copy_rows(rows, order[j], arena, to, 1)
+            to -= 1
+            j -= 1
+            while replaces and j >= done and rows[order[j], 0] == time:
+                j -= 1
+        if block != start:
+            copy_rows(arena, start, arena, block, left)
+            if start >= 0:
+                free_block(arena, heads, control, start, old_class)
+            left = 0
+        control[ROWS_MOVED] += length - left
+        control[VERSIONS] += added
+        entries[entry, 0] = block
+        entries[entry, 1] = ((length + added) << CLASS_BITS) | size_class
+        done = stop
+    return done

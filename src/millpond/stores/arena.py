@@ -12,6 +12,9 @@ from millpond.stores.room import grown
 SMALLEST_TIME = compaction.SMALLEST_TIME
 # Below this many rows a rewrite is not worth its while.
 _REWRITE_ROWS = 1024
+# Versions that a batch may move out of the way of its rows, one by one, before the rest of it is sorted and merged.
+_MOVES_PER_ROW = 16
+_MOVES = 4096
 
 
 class Arena:
@@ -31,6 +34,7 @@ class Arena:
         alive_from: int,
         entries: NDArray[np.int64],
     ) -> None:
+        moved_max = int(self.control[at.ROWS_MOVED]) + _MOVES_PER_ROW * len(ids) + _MOVES
         done = 0
         while True:
             done = versions.insert(
@@ -40,6 +44,7 @@ class Arena:
                 replaces,
                 keep_from,
                 alive_from,
+                moved_max,
                 entries,
                 self.cells,
                 self.heads,
@@ -47,8 +52,30 @@ class Arena:
             )
             if done == len(ids):
                 return
+            if self.control[at.ROWS_MOVED] > moved_max:
+                break
             # The largest block there is may have to double.
             self.reserve(2 << (int(entries[ids[done], 1]) & versions.CLASS_MASK))
+        order = done + np.lexsort((rows[done:, 0], ids[done:]))
+        done = 0
+        while True:
+            done = versions.merge(
+                ids,
+                rows,
+                order,
+                done,
+                replaces,
+                keep_from,
+                alive_from,
+                entries,
+                self.cells,
+                self.heads,
+                self.control,
+            )
+            if done == len(order):
+                return
+            length = int(entries[ids[order[done]], 1]) >> versions.CLASS_BITS
+            self.reserve(2 * (length + len(order) - done))
 
     def reserve(self, rows: int) -> None:
         """Room for blocks of that many rows at the unused end."""

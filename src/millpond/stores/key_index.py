@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels import control as at
-from millpond.kernels import index
+from millpond.kernels import index, slot_hashing
 from millpond.schema import KeyKind
 from millpond.stores import views
 from millpond.stores.keys import Keys
@@ -37,8 +37,10 @@ class KeyIndex:
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
         """The entry of each key, -1 for one that is not there."""
+        return self._find(keys, _slot_hashes(keys))
+
+    def _find(self, keys: Keys, hashes: NDArray[np.int64]) -> NDArray[np.int64]:
         out = np.empty(len(keys), np.int64)
-        hashes = keys.hashes.view(np.int64)
         if self.kind == "i64":
             index.find(hashes, self.table, self.old, out)
         else:
@@ -49,8 +51,8 @@ class KeyIndex:
 
     def assign(self, keys: Keys) -> NDArray[np.int64]:
         """The entry of each key, made where there is none."""
-        out = self.find(keys)
-        hashes = keys.hashes.view(np.int64)
+        hashes = _slot_hashes(keys)
+        out = self._find(keys, hashes)
         done = 0
         while True:
             if self.kind == "i64":
@@ -129,7 +131,7 @@ class KeyIndex:
         assert np.array_equal(np.sort(entries), np.arange(count)), "each entry has one slot"
         keys = self.stored_keys()
         hashes = np.concatenate([used[:, 0], waiting[:, 0]])
-        assert np.array_equal(hashes, keys.hashes.view(np.int64)[entries])
+        assert np.array_equal(hashes, _slot_hashes(keys)[entries])
         assert np.array_equal(self.find(keys), np.arange(count)), "each key is found where it is"
 
     def _make_room(self, keys: int, size: int) -> None:
@@ -147,3 +149,10 @@ class KeyIndex:
             larger = np.zeros((2 * len(self.table), 2), np.int64)  # first: memory may run out
             self.old, self.table = self.table, larger
             self.control[at.MIGRATED] = 0
+
+
+def _slot_hashes(keys: Keys) -> NDArray[np.int64]:
+    """Of these keys, in this process: those that slices are told by, whoever chose the keys knows too."""
+    if keys.kind == "i64":
+        return slot_hashing.hash_longs(keys.longs)
+    return slot_hashing.hash_bytes(keys.offsets, keys.data)

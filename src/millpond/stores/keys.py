@@ -62,12 +62,11 @@ class Keys:
 
     @staticmethod
     def concat(parts: Sequence[Keys]) -> Keys:
-        """The keys of all parts, of which there is at least one, in order, and hashed."""
-        hashes = np.concatenate([part.hashes for part in parts])
+        """The keys of all parts, of which there is at least one, in order."""
         if parts[0].kind == "i64":
-            return Keys("i64", longs=np.concatenate([part.longs for part in parts]), hashes=hashes)
+            return Keys("i64", longs=np.concatenate([part.longs for part in parts]))
         offsets, data = views.byte_ranges(pa.concat_arrays([part.to_arrow() for part in parts]))
-        return Keys("bytes", offsets=offsets, data=data, hashes=hashes)
+        return Keys("bytes", offsets=offsets, data=data)
 
     def to_arrow(self) -> pa.Array:
         """int64 or binary; large_binary where the bytes need it."""
@@ -96,6 +95,7 @@ class Keys:
 
     @property
     def hashes(self) -> NDArray[np.uint64]:
+        """Those that slices go by, the same everywhere. Hash tables have hashes of their own (`kernels.slot_hashing`)."""
         if self._hashes is None:
             if self.kind == "i64":
                 self._hashes = hashing.hash_longs(self.longs)

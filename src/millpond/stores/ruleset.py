@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule, keep_latest, put
 from millpond.errors import BadRule, NullValue, RuleInterpreted
+from millpond.kernels import control as at
 from millpond.kernels import edges
+from millpond.kernels.slot_hashing import SECRET
 from millpond.schema import parse_ddl
 from millpond.stores import views
 from millpond.stores.cells import Layout
 from millpond.stores.folds import Fold, stored_schema
+from millpond.stores.key_index import KeyIndex
+from millpond.stores.keys import Keys
 from millpond.stores.userrules import UserRule, fold_rule, keep_rule, range_rule
 
 
@@ -152,12 +156,12 @@ def returned(rule: FetchRule) -> pa.DataType:
 def net_neighbours(offsets: NDArray[np.int64], neighbours: pa.Array, added: pa.Array) -> NDArray[np.uint8]:
     """Flags for the events of each range that leave a neighbour there."""
     kept = np.zeros(len(neighbours), np.uint8)
-    edges.net(offsets, _ids(neighbours), views.plain(views.longs(added)), kept)
+    edges.net(offsets, _ids(neighbours), views.plain(views.longs(added)), SECRET, kept)
     return kept
 
 
 def _ids(neighbours: pa.Array) -> NDArray[Any]:
     """A long for each neighbour: equal ones have the same."""
     if views.is_bytes(neighbours.type):
-        neighbours = neighbours.dictionary_encode().indices
+        return KeyIndex("bytes", np.zeros(at.SIZE, np.int64)).assign(Keys.from_arrow(neighbours))
     return views.plain(views.longs(neighbours))

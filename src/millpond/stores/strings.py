@@ -27,13 +27,8 @@ class Strings:
 
     def intern(self, array: pa.Array) -> NDArray[np.int64]:
         """The numbers of strings, without nulls; new ones are given where there are none."""
-        if len(array) == 0:
-            return np.empty(0, np.int64)
-        encoded = array.dictionary_encode() if len(array) > 64 else None
-        if encoded is None:
-            return self._index.assign(Keys.from_arrow(array))
-        numbers = self._index.assign(Keys.from_arrow(encoded.dictionary))
-        return numbers[views.longs(encoded.indices)]
+        # Not by Arrow's dictionaries first: their hash is no secret.
+        return self._index.assign(Keys.from_arrow(array))
 
     def find(self, array: pa.Array) -> NDArray[np.int64]:
         """The numbers of strings, without nulls; -1 for one that was never seen."""

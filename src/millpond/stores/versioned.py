@@ -96,7 +96,9 @@ class VersionedSlice:
             self._sweep_left += self.keys - known
         since, rules = _clamped(keep_from), self.rules
         if rules.by_mask and since > SMALLEST_TIME:
-            self._retain(compaction.full_entries(ids, self._index.entries, self._arena.cells, since), since)
+            full = compaction.full_entries(ids, self._index.entries, self._arena.cells, since)
+            # NumPy's sort, which a chosen order cannot slow down, as it can that of compiled code.
+            self._retain(np.unique(full), since)
             since = SMALLEST_TIME
         self._arena.insert(
             ids, rows, rules.update.replaces, since, self._alive_from(since), self._index.entries

@@ -50,6 +50,7 @@ def component_sizes(first: Longs, parent: Longs, sizes: Longs) -> None:
         r = first[e]
         if r >= 0:
             while parent[r] != r:
+                parent[r] = parent[parent[r]]  # else a long chain would be walked for each of its events
                 r = parent[r]
             first[e] = r
             sizes[r] += 1
