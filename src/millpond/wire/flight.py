@@ -15,7 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from millpond.errors import BadMessage, BadOption, MillpondError, Unauthorised, Unavailable, error_named
+from millpond.errors import (
+    BadMessage,
+    BadOption,
+    MillpondError,
+    OutOfMemory,
+    Unauthorised,
+    Unavailable,
+    error_named,
+)
 from millpond.wire.base import Call, Exchange, Read, Request
 from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, decode, encode
 from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
@@ -112,7 +120,7 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
         with _ErrorsToWire():
             message = decode(descriptor.command or b"")
             _caller(context).check(message)
-            answer = self._handler.exchange(message, checked(_incoming(reader)))
+            answer = self._handler.exchange(message, checked(message, _incoming(reader)))
             reply = encode(answer.message)
             if answer.batch is not None:
                 check_size(answer.batch.nbytes, BATCH_BYTES_MAX, "batch")
@@ -160,7 +168,9 @@ def _incoming(reader: Any) -> Iterator[SlicedBatch]:
             chunk = reader.read_chunk()
         except StopIteration:
             return
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, MemoryError):
+                raise
             raise BadMessage(f"a batch could not be read: {error}") from None
         if chunk.data is None or chunk.app_metadata is None or chunk.app_metadata.size % 4:
             raise BadMessage("rows come as batches with their per-slice counts")
@@ -253,6 +263,12 @@ class _ErrorsToWire:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, fl.FlightError) or not isinstance(error, Exception):
             return
+        if isinstance(error, MemoryError) and not isinstance(error, MillpondError):
+            error = OutOfMemory(
+                "the pond has not enough memory for this request",
+                hint="ask or send fewer rows at once, or open the pond with a larger memory=",
+                what="a request",
+            )
         if not isinstance(error, MillpondError):
             error = MillpondError(f"the pond failed: {type(error).__name__}: {error}")
         raise fl.FlightServerError(error.message[:500], extra_info=_error_bytes(error)) from error
