@@ -37,6 +37,8 @@ from millpond.wire.flight import FlightDialer, FlightService
 
 # Below so few rows, handing work to another thread costs more than it saves.
 PARALLEL_ROWS_MIN = 8192
+# What a container takes before it holds anything, roughly.
+OWN_BYTES = 300 << 20
 IDLE_S = 0.2
 BUSY_S = 0.01
 WATCH_S = 0.5
@@ -87,7 +89,7 @@ def main(
     printed = Printed(log_path(root, container))
     printed.take_over()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to handle
-    limit_memory(memory)
+    memory = limit_memory(memory)
     pa.set_cpu_count(threads)
     keep_freed_memory()
     _start("millpond-parent", _end_with_line, line)
@@ -98,7 +100,9 @@ def main(
     try:
         with open(os.path.join(root, "token")) as file:
             token = file.read().strip()
-        means = Means(ThreadRunner(threads), threads, Guard(code_seconds))
+        means = Means(
+            ThreadRunner(threads), threads, Guard(code_seconds), memory=max(memory - OWN_BYTES, memory // 4)
+        )
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))
         server = FlightService(service, token)
     except (MillpondError, OSError) as error:

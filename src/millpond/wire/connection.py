@@ -6,7 +6,7 @@ Arrow Flight (`millpond.wire.flight`), or nothing at all (`LocalConnection`, for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
@@ -31,11 +31,16 @@ class SlicedBatch(NamedTuple):
     counts: npt.NDArray[np.int32]
 
 
+def _nothing() -> None:
+    pass
+
+
 class Answer(NamedTuple, Generic[R]):
-    """What an exchange gives back."""
+    """What an exchange gives back. Whoever carries it calls `sent` when it has gone, or cannot go."""
 
     message: R
     batch: pa.RecordBatch | None = None
+    sent: Callable[[], None] = _nothing
 
 
 class Handler(Protocol):
@@ -82,6 +87,7 @@ class LocalConnection:
 
     def exchange(self, message: Exchange[R], batches: Sequence[SlicedBatch]) -> Answer[R]:
         answer = self._alive().exchange(decode(encode(message)), checked(message, batches))
+        answer.sent()
         return Answer(reply_to(message, encode(answer.message)), answer.batch)
 
     def read(self, message: Read) -> pa.Table:

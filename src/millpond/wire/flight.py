@@ -7,7 +7,8 @@ of the transport is `Unavailable`, which callers may retry.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +33,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000
 _HEADER = "authorization"
+# Calls at the same time. Those with the read-only token take none from the others.
+CALLS_MAX = 1024
+READING_CALLS_MAX = 64
 
 
 def read_only_token(token: str) -> str:
@@ -40,11 +44,15 @@ def read_only_token(token: str) -> str:
 
 
 class _Caller(fl.ServerMiddleware):  # type: ignore[misc]
-    """What the token of a call allows."""
+    """What the token of a call allows, as long as the call lasts."""
 
-    def __init__(self, reads_only: bool) -> None:
+    def __init__(self, reads_only: bool, ended: Callable[[], None]) -> None:
         super().__init__()
         self._reads_only = reads_only
+        self._ended = ended
+
+    def call_completed(self, exception: Any) -> None:
+        self._ended()
 
     def check(self, message: Any) -> None:
         """A read-only token asks and reads. It changes nothing, and sends no code."""
@@ -65,13 +73,40 @@ class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         super().__init__()
         self._full = f"Bearer {token}".encode()
         self._reading = f"Bearer {read_only_token(token)}".encode()
+        self._calls = {False: _Calls(CALLS_MAX), True: _Calls(READING_CALLS_MAX)}
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Caller:
         given = str(headers.get(_HEADER, [""])[0]).encode()
         full = hmac.compare_digest(given, self._full)
         if not full and not hmac.compare_digest(given, self._reading):
             raise fl.FlightUnauthenticatedError("the token is missing or wrong")
-        return _Caller(reads_only=not full)
+        calls = self._calls[not full]
+        with _ErrorsToWire():
+            calls.begin()
+        return _Caller(not full, calls.end)
+
+
+class _Calls:
+    """Calls that are under way. Each has a thread of the server, also while it says nothing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open = 0
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._open >= self._most:
+                raise Unavailable(
+                    f"{self._open} calls are under way with this token, as many as there may be",
+                    hint="try again in a moment",
+                    address="",
+                )
+            self._open += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._open -= 1
 
 
 def check_host(host: str) -> None:
@@ -121,14 +156,16 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
             message = decode(descriptor.command or b"")
             _caller(context).check(message)
             answer = self._handler.exchange(message, checked(message, _incoming(reader)))
-            reply = encode(answer.message)
-            if answer.batch is not None:
-                check_size(answer.batch.nbytes, BATCH_BYTES_MAX, "batch")
-        if answer.batch is None:
-            writer.write_metadata(reply)
-        else:
-            writer.begin(answer.batch.schema)
-            writer.write_with_metadata(answer.batch, reply)
+            try:
+                reply = encode(answer.message)
+                if answer.batch is None:
+                    writer.write_metadata(reply)
+                else:
+                    check_size(answer.batch.nbytes, BATCH_BYTES_MAX, "batch")
+                    writer.begin(answer.batch.schema)
+                    writer.write_with_metadata(answer.batch, reply)
+            finally:
+                answer.sent()
 
     def do_get(self, context: Any, ticket: fl.Ticket) -> fl.FlightDataStream:
         with _ErrorsToWire():

@@ -17,6 +17,7 @@ from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Read
 from millpond.container.holdings.keyed import KeyedHolding, Portion
 from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch
 from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
+from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.keys import Keys
 from millpond.stores.readiness import check_not_below, lowest_asked
 from millpond.stores.rows import digest_rows
@@ -136,22 +137,24 @@ class StateHolding(KeyedHolding[VersionedSlice]):
 
     # Questions
 
-    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch, budget: Budget = UNLIMITED) -> Answer[Any]:
         if not isinstance(message, Question):
             raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
         rule = FetchRule(message.rule, message.code, message.returns)
         if rule.code is None:
-            return Answer(Done(), self.fetch(rows, rule))
+            return Answer(Done(), self.fetch(rows, rule, budget))
         what = f"the fetch rule {rule.code.name!r}"
-        return Answer(Done(), self.means.limits.run(what, lambda: self.fetch(rows, rule)))
+        return Answer(Done(), self.means.limits.run(what, lambda: self.fetch(rows, rule, budget)))
 
-    def fetch(self, rows: SlicedBatch, rule: FetchRule) -> pa.RecordBatch:
+    def fetch(self, rows: SlicedBatch, rule: FetchRule, budget: Budget = UNLIMITED) -> pa.RecordBatch:
         """Answers in the order of the questions. Columns: `_key`, `_time` (upper bound), perhaps `_low`."""
         batch, counts = rows
         ranged = LOW in batch.schema.names
         keys = self.keys_of(rows, self._shape.ranged_questions if ranged else self._shape.questions)
         _check_times(batch)
         schema = result_schema(self._shape.values, rule)
+        # A long for each answer, and for where it was found.
+        budget.claim(8 * batch.num_rows * (1 + len(schema)))
         if batch.num_rows == 0:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
         highs = batch.column(1).to_numpy()
@@ -161,7 +164,7 @@ class StateHolding(KeyedHolding[VersionedSlice]):
 
         def fetch(store: VersionedSlice, start: int, stop: int) -> list[pa.Array]:
             low = None if lows is None else lows[start:stop]
-            return store.fetch(keys.part(start, stop), low, highs[start:stop], rule)
+            return store.fetch(keys.part(start, stop), low, highs[start:stop], rule, budget)
 
         answers = self.ask(counts, fetch)
         # Compaction may have begun to use a newer F while the slices were asked.

@@ -219,6 +219,7 @@ class SimConnection:
 
         def serve(handler: Handler) -> tuple[bytes, pa.RecordBatch | None]:
             answer = handler.exchange(decode(sent), checked(message, self._network.paced(batches)))
+            answer.sent()
             return encode(answer.message), answer.batch
 
         reply, batch = self._ask(message, serve)
