@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -19,20 +20,21 @@ import millpond as mp
 from millpond.client.routing import counts_of
 from millpond.container.process import OWN_BYTES
 from millpond.container.room import ROOM_SHARE, Room
-from millpond.errors import MessageTooLarge, Unauthorised, Unavailable
+from millpond.errors import BadMessage, MessageTooLarge, Unauthorised, Unavailable
 from millpond.pond.opening import MEMORY_MIN
 from millpond.schema import parse_ddl
+from millpond.stores import outputs
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire import flight
-from millpond.wire.base import Exchange, Turn
+from millpond.wire.base import Exchange, SliceId, Turn
 from millpond.wire.codec import encode
 from millpond.wire.connection import LocalConnection, SlicedBatch
 from millpond.wire.epochs import Stage
 from millpond.wire.flight import FlightConnection, FlightService, read_only_token
 from millpond.wire.groups import FindRows
 from millpond.wire.house import Ping
-from millpond.wire.states import Question
+from millpond.wire.states import Question, ReadSlices
 
 MIB = 1 << 20
 BIG = 256 << 10
@@ -185,6 +187,24 @@ def test_room_is_held_until_an_answer_was_sent(pond: LocalPond, room: Room) -> N
     finally:
         connection.close()
         server.shutdown()
+
+
+def test_reads_come_in_batches_of_a_bounded_size(pond: LocalPond, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = pond.state("reads", key="long", value="string")
+    keys = 5000
+    state.update(key="k", at="t", value="v", name="feed")(
+        pa.table({"k": range(keys), "t": [1] * keys, "v": ["w" * 100] * keys}), 0
+    )
+    state.finish("feed")
+    service = pond.hosting.services[0]
+    monkeypatch.setattr(outputs, "BATCH_BYTES", 64 << 10)
+    _, batches = service.read(ReadSlices("reads", math.inf, [SliceId(0)]))
+    sizes = [batch.nbytes for batch in batches]
+    assert sum(sizes) > 5 * max(sizes)
+    assert max(sizes) < 80 << 10
+    assert state.snapshot().num_rows == keys
+    with pytest.raises(BadMessage):
+        service.read(ReadSlices("reads", math.inf, [SliceId(0)] * 2))
 
 
 # Calls

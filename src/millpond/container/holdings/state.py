@@ -19,6 +19,7 @@ from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch
 from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
 from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.keys import Keys
+from millpond.stores.outputs import in_batches
 from millpond.stores.readiness import check_not_below, lowest_asked
 from millpond.stores.rows import digest_rows
 from millpond.stores.ruleset import check_rules, check_values
@@ -177,9 +178,16 @@ class StateHolding(KeyedHolding[VersionedSlice]):
     def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, ReadSlices):
             raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
+        if len(set(message.slices)) < len(message.slices):
+            raise BadMessage("a slice is read once")
         for number in message.slices:
             self.held(number)
-        return self._shape.rows, (self._newest(number, message.at) for number in message.slices)
+        return self._shape.rows, self._all_newest(message)
+
+    def _all_newest(self, message: ReadSlices) -> Iterator[pa.RecordBatch]:
+        """One slice after the other, in batches that travel."""
+        for number in message.slices:
+            yield from in_batches(pa.Table.from_batches([self._newest(number, message.at)]))
 
     def _newest(self, number: SliceId, at: Progress) -> pa.RecordBatch:
         """One row per key of a slice: the newest version with time <= `at`."""
