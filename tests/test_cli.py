@@ -16,7 +16,7 @@ import pytest
 
 import millpond
 from millpond import cli
-from millpond.errors import BadRoot
+from millpond.errors import BadRoot, MillpondError
 
 
 class Ended(NamedTuple):
@@ -277,4 +277,25 @@ def test_serve_refuses_numbers_out_of_range(run: Any, tmp_path: Path, options: l
     ended = run("serve", "--root", str(tmp_path / "pond"), *options)
     assert ended.code == 2
     assert options[0] in ended.err
+    assert not (tmp_path / "pond").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1073741824", 1 << 30), ("900m", 900 << 20), ("2g", 2 << 30), ("2 GiB", 2 << 30), ("1TB", 1 << 40)],
+)
+def test_serve_passes_its_limits_on(run: Any, module: Any, tmp_path: Path, text: str, size: int) -> None:
+    def open_pond(root: Path, **options: Any) -> Any:
+        raise MillpondError(f"limits {options['memory']} and {options['code_seconds']}")
+
+    module("millpond.pond", open_pond=open_pond)
+    ended = run("serve", "--root", str(tmp_path), "--memory", text, "--code-seconds", "2.5")
+    assert f"limits {size} and 2.5" in ended.err
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1g", "1.5g", "2x", "1e9"])
+def test_serve_refuses_a_memory_that_is_no_number(run: Any, tmp_path: Path, text: str) -> None:
+    ended = run("serve", "--root", str(tmp_path / "pond"), "--memory", text)
+    assert ended.code == 1
+    assert "--memory 2g" in ended.err
     assert not (tmp_path / "pond").exists()

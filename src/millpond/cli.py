@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import signal
 import threading
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -90,14 +91,35 @@ def serve(
         Literal["all", "data"],
         typer.Option(help="Opening a root runs the code in it; with data it is only read, and none runs."),
     ] = "all",
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES",
+            help="What each container may take, as in 2g or 900m; by default three quarters of the machine's.",
+        ),
+    ] = None,
+    code_seconds: Annotated[
+        float | None,
+        typer.Option(help="How long transactions and rules of one's own may run; inf for no limit."),
+    ] = None,
 ) -> None:
     """Run a pond on its own, to be shared by several programs. Ends on Ctrl-C or SIGTERM."""
     from millpond.pond import open_pond
 
     # While the pond opens, both signals interrupt it; once it is open, they let it close.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    given: dict[str, Any] = {} if code_seconds is None else {"code_seconds": code_seconds}
+    if memory is not None:
+        given["memory"] = _bytes_of(memory)
     with open_pond(
-        root, containers=containers, threads=threads, slices=slices, host=host, port=port, trust=trust
+        root,
+        containers=containers,
+        threads=threads,
+        slices=slices,
+        host=host,
+        port=port,
+        trust=trust,
+        **given,
     ) as pond:
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -165,6 +187,18 @@ def demo(
         raise BadOption(f"the demo {name!r} has no --{option}", hint="leave it out", option=f"--{option}")
     if not run(**given):
         raise typer.Exit(1)
+
+
+def _bytes_of(text: str) -> int:
+    """A number of bytes, as in 2g, 900m or 1073741824: units are powers of 1,024."""
+    size = re.fullmatch(r"(\d{1,18})\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if size is None:
+        raise BadOption(
+            f"{text!r} is not a number of bytes",
+            hint="for example --memory 2g, or --memory 900m",
+            option="--memory",
+        )
+    return int(size[1]) << 10 * " kmgt".index(size[2] or " ")
 
 
 def _registered(registry: dict[str, str], name: str, kind: str) -> ModuleType:

@@ -171,7 +171,7 @@ class CodeTookTooLong(MillpondError, TimeoutError):
 
 
 class OutOfMemory(MillpondError, MemoryError):
-    """User code that asked for more memory than its container may have. What it was to change did not happen."""
+    """User code, or a request, that needs more memory than its container may have. What it was to change did not happen."""
 
     fields = ("what",)
 

@@ -6,9 +6,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.container import staging
 from millpond.container.holdings.base import CheckedRows
-from millpond.container.staging import ATTEMPTS_KEPT, STAGED_S_MAX, Staged, StagedEpoch, StagedPart
+from millpond.container.staging import (
+    ATTEMPTS_KEPT,
+    PART_BYTES,
+    STAGED_S_LONG,
+    STAGED_S_MAX,
+    Arrival,
+    Staged,
+    StagedEpoch,
+    StagedPart,
+)
+from millpond.errors import MessageTooLarge, Unavailable
 from millpond.wire.base import Epoch, Turn
 
 
@@ -59,15 +68,70 @@ def test_what_is_forgotten_or_too_old_takes_no_room() -> None:
     staged.validate()
 
 
-def test_beyond_a_bound_what_others_staged_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "STAGED_BYTES_MAX", 3 * part().nbytes)
-    staged = Staged()
-    for number in (2, 0, 1):
-        staged.keep(epoch(number), 0, 0, part(at_s=number))
-    staged.keep(epoch(9), 0, 0, part(at_s=-1.0))
-    assert [staged.find(epoch(n), {0: 0}) == [None] for n in (0, 1, 2, 9)] == [True, False, False, False]
-    large = part(100, at_s=-2.0)
-    staged.keep(epoch(10), 0, 0, large)
-    assert staged.find(epoch(10), {0: 0}) == [large], "what came last stays, whatever its size"
-    assert staged.rows == 100
-    staged.validate()
+def known(each: StagedEpoch) -> bool:
+    return each.writer != "stranger@q"
+
+
+def arrive(staged: Staged, each: StagedEpoch, new: StagedPart, partition: int = 0, attempt: int = 0) -> None:
+    arrival = Arrival(each, partition, new.at_s)
+    try:
+        staged.admit(arrival, new.nbytes, known)
+        staged.leave(arrival)
+        staged.keep(each, partition, attempt, new)
+    finally:
+        staged.leave(arrival)
+        staged.validate()
+        assert staged.nbytes <= staged.limit
+        assert staged.arriving == 0
+
+
+def held(staged: Staged, *epochs: StagedEpoch) -> list[bool]:
+    return [staged.find(each, {0: 0}) != [None] for each in epochs]
+
+
+def test_without_room_the_strongest_epoch_goes_on() -> None:
+    """A writer that is known before a stranger, one that began before one that came later, all before one that was left."""
+    staged = Staged(3 * part().nbytes)
+    first, second, third = (epoch(0, writer=f"{name}@q") for name in ("first", "second", "third"))
+    stranger, other = epoch(0, writer="stranger@q"), epoch(0, "other", "stranger@q")
+    arrive(staged, stranger, part(at_s=0.0))
+    arrive(staged, first, part(at_s=1.0))
+    arrive(staged, second, part(at_s=2.0))
+    # A stranger's rows push nobody's out, not even another's that came before.
+    with pytest.raises(Unavailable) as caught:
+        arrive(staged, other, part(at_s=3.0))
+    assert "memory=" in caught.value.hint
+    arrive(staged, third, part(at_s=3.0))
+    assert held(staged, stranger, first, second, third) == [False, True, True, True]
+    with pytest.raises(Unavailable):
+        arrive(staged, third, part(at_s=4.0), partition=1)
+    arrive(staged, first, part(at_s=5.0), partition=1)
+    assert held(staged, first, second, third) == [True, True, False], "the one that began last let go"
+    # The driver of the second never came back.
+    arrive(staged, first, part(at_s=6.0 + STAGED_S_LONG), partition=2)
+    assert held(staged, first, second) == [True, False]
+    arrive(staged, second, part(at_s=7.0 + 3 * STAGED_S_LONG))
+    assert held(staged, first, second) == [False, True]
+
+
+def test_an_epoch_that_is_larger_than_all_room_is_told_so() -> None:
+    staged = Staged(3 * part().nbytes)
+    with pytest.raises(MessageTooLarge) as caught:
+        arrive(staged, epoch(0), part(1000))
+    assert (caught.value.size, caught.value.limit) == (part(1000).nbytes, staged.limit)
+    for number in range(3):
+        arrive(staged, epoch(0), part(), number)
+    with pytest.raises(MessageTooLarge):
+        arrive(staged, epoch(0), part(), 3)
+    with pytest.raises(Unavailable):
+        arrive(staged, epoch(0), part(), 2, attempt=1)
+    assert staged.rows == 6
+
+
+def test_parts_without_rows_take_room_too() -> None:
+    staged = Staged(10 * PART_BYTES)
+    empty = StagedPart([], 0, 0.0)
+    for number in range(10):
+        arrive(staged, epoch(0, writer=f"w{number}@q"), empty)
+    with pytest.raises(Unavailable):
+        arrive(staged, epoch(0, writer="w99@q"), StagedPart([], 0, 1.0))

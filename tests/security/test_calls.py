@@ -35,6 +35,7 @@ from millpond.errors import (
     StageLost,
     Unauthorised,
     UnknownResident,
+    WrongType,
 )
 from millpond.kernels.hashing import slices_of
 from millpond.stores.keys import Keys
@@ -592,7 +593,7 @@ def test_rows_that_do_not_fit_their_state_never_reach_it(
 ) -> None:
     connection = FlightConnection(served.address("container"), served.token)
     try:
-        with pytest.raises(BadMessage):
+        with pytest.raises((BadMessage, WrongType)):
             connection.exchange(stage(state), [SlicedBatch(batch, COUNTS)])
         # Nothing of it is staged, not even beside a sound batch.
         with pytest.raises(StageLost):

@@ -221,13 +221,21 @@ class Client:
         return self.runtime.map(ask, portions)
 
     def ask_home(self, message: Exchange[Any], home: SliceId, rows: pa.RecordBatch) -> pa.Table:
-        """Asks the container that has a home slice."""
+        """Asks the container that has a home slice: in halves, where all at once are too many."""
 
         def ask(connection: Connection, slices: int) -> pa.RecordBatch | None:
             sliced = SlicedBatch(rows, counts_of(home, slices, rows.num_rows))
             return connection.exchange(message, [sliced]).batch
 
-        batch = self._at_home(home, ask)
+        try:
+            batch = self._at_home(home, ask)
+        except MessageTooLarge:
+            half = rows.num_rows // 2
+            if half == 0:
+                raise
+            return pa.concat_tables(
+                self.ask_home(message, home, part) for part in (rows.slice(0, half), rows.slice(half))
+            )
         assert batch is not None
         return pa.Table.from_batches([batch])
 

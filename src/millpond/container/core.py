@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
-from millpond.container.staging import Staged, StagedEpoch, StagedPart
+from millpond.container.room import ROOM_SHARE
+from millpond.container.staging import (
+    PART_BYTES,
+    STAGED_BYTES_MAX,
+    Arrival,
+    Staged,
+    StagedEpoch,
+    StagedPart,
+)
 from millpond.errors import BadMessage, ResidentBroken, StageLost, UnknownResident
 from millpond.wire.base import ResidentId, SliceId, Term, Turn
 from millpond.wire.connection import SlicedBatch
@@ -60,7 +68,7 @@ class Core:
         self.seq = 0
         self._means = means or Means()
         self._lock = self._means.lock()
-        self._staged = Staged()
+        self._staged = Staged(min(STAGED_BYTES_MAX, self._means.memory // ROOM_SHARE))
         self._logged: dict[str, Logged] = {}
         # Numbers of records that are written while their epochs still run.
         self._numbered: dict[str, int] = {}
@@ -124,21 +132,33 @@ class Core:
     def stage(self, message: Stage, batches: Iterator[SlicedBatch], now_s: float) -> StageDone:
         """Keeps rows aside. The same attempt sent again replaces what it sent before."""
         holding = self.holding(message.resident)
+        epoch = StagedEpoch(message.resident, message.writer, message.turn)
+        arrival = Arrival(epoch, message.partition, now_s)
         parts: list[CheckedRows] = []
         digest = 0
-        for sliced in batches:
-            checked, own = holding.check(sliced)
-            digest += own
-            parts.append(checked)
-        part = StagedPart(parts, digest % (1 << 64), now_s)
-        epoch = StagedEpoch(message.resident, message.writer, message.turn)
-        with self._lock:
-            # What comes after its epoch was applied is a zombie's, and nobody will ask for it.
-            if not holding.has_seen(message.writer, message.turn):
-                # An epoch begins when the one before is decided: nobody will ask for that one's any more.
-                self._staged.forget(lambda other: other[:2] == epoch[:2] and other.turn < epoch.turn)
-                self._staged.keep(epoch, message.partition, message.attempt, part)
+        try:
+            self._staged.admit(arrival, PART_BYTES, self._is_known)
+            for sliced in batches:
+                self._staged.admit(arrival, sliced.batch.nbytes, self._is_known)
+                checked, own = holding.check(sliced)
+                digest += own
+                parts.append(checked)
+            part = StagedPart(parts, digest % (1 << 64), now_s)
+            with self._lock:
+                self._staged.leave(arrival)
+                # What comes after its epoch was applied is a zombie's, and nobody will ask for it.
+                if not holding.has_seen(message.writer, message.turn):
+                    # An epoch begins when the one before is decided: nobody will ask for that one's any more.
+                    self._staged.forget(lambda other: other[:2] == epoch[:2] and other.turn < epoch.turn)
+                    self._staged.keep(epoch, message.partition, message.attempt, part)
+        finally:
+            self._staged.leave(arrival)
         return StageDone(rows=part.rows, digest=part.digest)
+
+    def _is_known(self, epoch: StagedEpoch) -> bool:
+        """Whether the writer had an epoch applied here before."""
+        holding = self.holdings.get(epoch.resident)
+        return holding is not None and any(epoch.writer in held.vector for held in holding.slices.values())
 
     def begin(self, message: Prepare) -> Record | Prepared:
         """The record to prepare, or the answer itself if it is prepared already. What was prepared before is void."""

@@ -202,8 +202,8 @@ def _out_of_memory(what: str) -> OutOfMemory:
     )
 
 
-def limit_memory(limit: int) -> None:
-    """From here on this process gets a `MemoryError` where it asks for more than `limit` bytes.
+def limit_memory(limit: int) -> int:
+    """From here on this process gets a `MemoryError` where it asks for more than `limit` bytes. Returns the limit.
 
     It counts what the process may write to, whether or not it has. 0 is for most of what the machine has.
     """
@@ -212,6 +212,7 @@ def limit_memory(limit: int) -> None:
     if most != resource.RLIM_INFINITY:
         limit = min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+    return limit
 
 
 def machine_memory() -> int:

@@ -39,6 +39,8 @@ from millpond.wire.sockets import SocketDirectory, container_name
 
 # Below so few rows, handing work to another thread costs more than it saves.
 PARALLEL_ROWS_MIN = 8192
+# What a container takes before it holds anything, roughly.
+OWN_BYTES = 300 << 20
 IDLE_S = 0.2
 BUSY_S = 0.01
 WATCH_S = 0.5
@@ -96,7 +98,7 @@ def main(
     printed = Printed(log_path(root, container))
     printed.take_over()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to handle
-    limit_memory(memory)
+    memory = limit_memory(memory)
     pa.set_cpu_count(threads)
     keep_freed_memory()
     _start("millpond-parent", _end_with_line, line)
@@ -107,7 +109,9 @@ def main(
     try:
         token = private.read_text(os.path.join(root, "token")).strip()
         limits = Guard(code_seconds) if trust == "all" else NoCode()
-        means = Means(ThreadRunner(threads), threads, limits)
+        # For rows: what is left beside the code.
+        room = max(memory - OWN_BYTES, memory // 4)
+        means = Means(ThreadRunner(threads), threads, limits, memory=room)
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))
         server = FlightService(service, token, SocketDirectory(sockets), container_name(container))
     except (MillpondError, OSError) as error:

@@ -31,6 +31,7 @@ from millpond.container.layout import (
 )
 from millpond.container.marks import Marks
 from millpond.container.recovery import rebuild
+from millpond.container.room import ROOM_SHARE, Room
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
 from millpond.errors import BadMessage, StageLost, Unavailable
@@ -79,6 +80,7 @@ class ContainerService:
         # Slices' locks are the runtime's, too.
         self._means = (means or Means())._replace(lock=self._runtime.lock)
         self.dial = dial
+        self._room = Room(self._means.memory // ROOM_SHARE)
         self._core: Core | None = None
         self._grounds: dict[SliceId, Ground] = {}
         self._directory = ""
@@ -155,9 +157,14 @@ class ContainerService:
         rows = next(batches, None)
         if rows is None or next(batches, None) is not None:
             raise BadMessage("questions come as one batch")
-        answer = self.core.holding(message.resident).exchange(message, rows)
+        share = self._room.share(rows.batch.nbytes)
+        try:
+            answer = self.core.holding(message.resident).exchange(message, rows, share)
+        except BaseException:
+            share.close()
+            raise
         self.core.rows_fetched += rows.batch.num_rows
-        return answer
+        return answer._replace(sent=share.close)
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, Read):

@@ -15,6 +15,7 @@ from millpond.code.rules import FetchRule
 from millpond.errors import BadOption, BadRule, RuleFailed, TotalOverflow, WrongType
 from millpond.kernels import lookups
 from millpond.stores import views
+from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.cells import Column, Layout, in_place_array, numbers
 from millpond.stores.heaps import Heap
 from millpond.stores.ruleset import net_neighbours, returned
@@ -83,11 +84,18 @@ class Reader:
     The first `count` columns are the values that updates brought; behind them come the folded ones, if there are any.
     """
 
-    __slots__ = ("_cells", "_columns", "_folded", "_heaps", "_layout", "_mask")
+    __slots__ = ("_budget", "_cells", "_columns", "_folded", "_heaps", "_layout", "_mask")
 
     def __init__(
-        self, layout: Layout, count: int, cells: NDArray[np.int64], mask: int, heaps: Mapping[int, Heap]
+        self,
+        layout: Layout,
+        count: int,
+        cells: NDArray[np.int64],
+        mask: int,
+        heaps: Mapping[int, Heap],
+        budget: Budget = UNLIMITED,
     ) -> None:
+        self._budget = budget
         self._layout = layout
         every = list(enumerate(layout.columns))
         self._columns = every[:count]
@@ -112,20 +120,22 @@ class Reader:
     def _gather(self, columns: Sequence[tuple[int, Column]], positions: NDArray[np.int64]) -> list[pa.Array]:
         refs = self._references(positions)
         return [
-            self._heaps[c].take(refs) if column.kind == "heap" else self._in_place(column, positions)
+            self._heaps[c].take(refs, self._budget)
+            if column.kind == "heap"
+            else self._in_place(column, positions)
             for c, column in columns
         ]
 
     def lists(self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int) -> list[pa.Array]:
         """Each value column's values over each range, oldest first."""
-        offsets, positions = expanded(begin, end, total)
+        offsets, positions = self._expanded(begin, end, total)
         return _lists(offsets, self.gather(positions))
 
     def net(
         self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Offsets and positions of the additions that count in each range."""
-        offsets, positions = expanded(begin, end, total)
+        offsets, positions = self._expanded(begin, end, total)
         columns = [self._columns[0], self._columns[-1]]
         kept = net_neighbours(offsets, *self._gather(columns, positions))
         sums = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
@@ -202,7 +212,7 @@ class Reader:
         """
         if rule.kernel is not None and self._mask < 0:
             return end
-        offsets, positions = expanded(begin, end, total)
+        offsets, positions = self._expanded(begin, end, total)
         ranges = begin < end
         if rule.kernel is not None:
             nulls = np.concatenate(([0], np.cumsum(self._cells[positions, self._mask] != 0)))
@@ -221,7 +231,7 @@ class Reader:
         refs = self._references(positions)
         times = self._cells[positions, 0]
         columns = [
-            (self._heaps[c].take(refs).to_pylist(), None)
+            (self._heaps[c].take(refs, self._budget).to_pylist(), None)
             if column.kind == "heap"
             else (numbers(column, self._cells, positions), self._nulls(column, positions))
             for c, column in self._columns
@@ -252,6 +262,13 @@ class Reader:
             else:
                 out.append(self._longs(column, type_, begin, end, rule))
         return out
+
+    def _expanded(
+        self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As `expanded`: a long for the position of each version, and one for each of its columns and its reference."""
+        self._budget.claim(8 * total * (2 + len(self._columns)))
+        return expanded(begin, end, total)
 
     def _references(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         refs = np.empty(len(positions) if self._heaps else 0, np.int64)
@@ -303,8 +320,8 @@ class Reader:
         self, c: int, begin: NDArray[np.int64], end: NDArray[np.int64], total: int, rule: int
     ) -> pa.Array:
         """Smallest or largest of a heap column: of the values' places in their sorted order."""
-        offsets, positions = expanded(begin, end, total)
-        items = self._heaps[c].take(self._references(positions))
+        offsets, positions = self._expanded(begin, end, total)
+        items = self._heaps[c].take(self._references(positions), self._budget)
         order = pc.sort_indices(items).to_numpy().astype(np.int64)
         ranks = np.empty((len(order), 2), np.int64)
         ranks[order, 0] = np.arange(len(order))

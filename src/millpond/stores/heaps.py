@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from millpond.kernels import buffers
 from millpond.kernels import control as at
 from millpond.stores import views
+from millpond.stores.budget import UNLIMITED, Budget, bytes_of_ranges
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
 from millpond.stores.room import grown
@@ -79,20 +80,23 @@ class BytesHeap:
         self._offsets[first + 1 : rows + 1] = offsets[1:] + (used - offsets[0])
         self._data[used : used + size] = data[offsets[0] : offsets[-1]]
 
-    def take(self, refs: NDArray[np.int64]) -> pa.Array:
+    def take(self, refs: NDArray[np.int64], budget: Budget = UNLIMITED) -> pa.Array:
         """The values at those references; null at -1."""
         found = refs
         if self._coded:
             found = np.empty(len(refs), np.int64)
             buffers.gather_codes(self._codes, refs, found)
-        offsets, data = self._gathered(found)
+        offsets, data = self._gathered(found, budget)
         bits = np.zeros((len(refs) + 7) // 8, np.uint8)
         nulls = buffers.pack_valid(self._valid, refs, bits)
         return views.bytes_array(self.type, offsets, data, pa.py_buffer(bits) if nulls else None, nulls)
 
-    def _gathered(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    def _gathered(
+        self, numbers: NDArray[np.int64], budget: Budget = UNLIMITED
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         offsets = np.empty(len(numbers) + 1, np.int64)
         size = buffers.gather_sizes(self._offsets, numbers, offsets)
+        budget.claim(size)
         if size > np.iinfo(np.int32).max:
             views.narrow_offsets(offsets)  # before so much memory is asked for
         data = np.empty(size, np.uint8)
@@ -137,10 +141,12 @@ class ArrowHeap:
             chunks[-2:] = [pa.concat_arrays(chunks[-2:])]
         self._chunks = chunks
 
-    def take(self, refs: NDArray[np.int64]) -> pa.Array:
+    def take(self, refs: NDArray[np.int64], budget: Budget = UNLIMITED) -> pa.Array:
         """The values at those references; null at -1."""
         if not self._chunks:
             return pa.nulls(len(refs), self.type)
+        if budget is not UNLIMITED:
+            budget.claim(self._size_of(refs))
         if len(self._chunks) == 1:
             return self._chunks[0].take(pa.array(refs, mask=refs < 0))
         parts, places = [pa.nulls(1, self.type)], np.zeros(len(refs), np.int64)
@@ -152,6 +158,15 @@ class ArrowHeap:
             taken += len(here)
             first += len(chunk)
         return pa.concat_arrays(parts).take(pa.array(places))
+
+    def _size_of(self, refs: NDArray[np.int64]) -> int:
+        """How many bytes the values at those references take, roughly."""
+        size = first = 0
+        for chunk in self._chunks:
+            here = refs[(refs >= first) & (refs < first + len(chunk))] - first
+            size += bytes_of_ranges(chunk, here, here + 1)
+            first += len(chunk)
+        return size
 
     def copy(self) -> ArrowHeap:
         """A heap with the same rows, to be read only."""

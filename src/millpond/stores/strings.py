@@ -47,6 +47,11 @@ class Strings:
         found = self._index.stored_keys().take(views.plain(numbers)).to_arrow()
         return found.cast(pa.large_string() if pa.types.is_large_binary(found.type) else pa.string())
 
+    def size_of(self, numbers: NDArray[np.int64]) -> int:
+        """How many bytes the strings of these numbers have."""
+        offsets = self._index.stored_keys().offsets
+        return int((offsets[numbers + 1] - offsets[numbers]).sum())
+
     def text(self, number: int) -> str:
         return str(self.take(np.array([number]))[0])
 

@@ -19,6 +19,7 @@ from millpond.code.tables import KEY, TableSpec, Type, type_of
 from millpond.errors import WrongColumn
 from millpond.kernels import control as at
 from millpond.stores import views
+from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
 from millpond.stores.room import grown
@@ -106,14 +107,27 @@ class TableStore:
             return self.strings.intern(keys)
         return views.plain(views.longs(keys))
 
-    def find(self, keys: pa.Array) -> pa.Table:
+    def find(self, keys: pa.Array, budget: Budget = UNLIMITED) -> pa.Table:
         """The rows of those keys that are there, in their order. Reads only."""
         keys = keys.cast(self.spec.key_type).drop_null()
         is_string = self.layout.key == "string"
         numbers = self.strings.find(keys) if is_string else self.key_numbers(keys)
         rows = self.index.find(Keys.from_longs(numbers))
         rows = rows[(rows >= 0) & (rows < self.count)]
-        return self._rows(rows[self.cells[rows, 0] != 0])
+        rows = rows[self.cells[rows, 0] != 0]
+        if budget is not UNLIMITED:
+            budget.claim(self._size_of(rows))
+        return self._rows(rows)
+
+    def _size_of(self, rows: NDArray[np.int64]) -> int:
+        """How many bytes these rows take as Arrow columns, roughly."""
+        numbers = [
+            self.cells[rows, cell] for cell, type_ in self.layout.columns.values() if type_ == "string"
+        ]
+        if self.layout.key == "string":
+            numbers.append(self.index.stored_keys().longs[rows])
+        cells = 8 * len(rows) * (1 + len(self.layout.columns))
+        return cells + sum(self.strings.size_of(each) for each in numbers)
 
     def resolve(self, keys: NDArray[np.int64], threads: int = 1) -> NDArray[np.int64]:
         """The row of each key, made ready where there is none yet."""

@@ -17,6 +17,7 @@ from millpond.schema import KeyKind
 from millpond.stores import views
 from millpond.stores.answers import AGGREGATES, RULES, Reader, expanded, result_schema
 from millpond.stores.arena import SMALLEST_TIME, Arena
+from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.heaps import Heap, heap_for
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
@@ -224,13 +225,18 @@ class VersionedSlice:
     # Reading
 
     def fetch(
-        self, keys: Keys, lo: NDArray[np.int64] | None, hi: NDArray[np.int64], rule: FetchRule
+        self,
+        keys: Keys,
+        lo: NDArray[np.int64] | None,
+        hi: NDArray[np.int64],
+        rule: FetchRule,
+        budget: Budget = UNLIMITED,
     ) -> list[pa.Array]:
         """Answer one probe per row over its versions with `lo < time <= hi` (`lo` None: unbounded below).
 
         An array per column, of the types that `result_schema` says. An unknown key, or no version in range: null
         under `latest`, `as_of`, `total`, `smallest`, `largest` and a rule of one's own, [] under `values` and
-        `neighbours`, 0 under `count`.
+        `neighbours`, 0 under `count`. What is larger than its question is claimed from the budget first.
         """
         if rule.name not in RULES:
             raise BadOption(f"no rule {rule.name!r}", hint=f"one of {', '.join(RULES)}", option="rule")
@@ -242,9 +248,9 @@ class VersionedSlice:
         if self.rules.span:
             young = hi < SMALLEST_TIME + self.rules.span
             if young.any():
-                return self._fetch_parts(keys, lo, hi, rule, young)
+                return self._fetch_parts(keys, lo, hi, rule, young, budget)
             lo = self._born(lo, hi)
-        return self._fetch(keys, lo, hi, rule)
+        return self._fetch(keys, lo, hi, rule, budget)
 
     def _born(self, lo: NDArray[np.int64] | None, hi: NDArray[np.int64]) -> NDArray[np.int64]:
         """The low bounds, raised to where values have expired by `hi`."""
@@ -258,6 +264,7 @@ class VersionedSlice:
         hi: NDArray[np.int64],
         rule: FetchRule,
         young: NDArray[np.bool_],
+        budget: Budget,
     ) -> list[pa.Array]:
         """Near the beginning of time nothing can have expired: the bound below would be no time."""
         groups = [np.flatnonzero(young), np.flatnonzero(~young)]
@@ -266,15 +273,20 @@ class VersionedSlice:
             low = None if lo is None else lo[group]
             if not spared:
                 low = self._born(low, hi[group])
-            parts.append(self._fetch(keys.take(group), low, hi[group], rule))
+            parts.append(self._fetch(keys.take(group), low, hi[group], rule, budget))
         order = pa.array(np.argsort(np.concatenate(groups), kind="stable"))
         return [pa.concat_arrays(columns).take(order) for columns in zip(*parts, strict=True)]
 
     def _fetch(
-        self, keys: Keys, lo: NDArray[np.int64] | None, hi: NDArray[np.int64], rule: FetchRule
+        self,
+        keys: Keys,
+        lo: NDArray[np.int64] | None,
+        hi: NDArray[np.int64],
+        rule: FetchRule,
+        budget: Budget,
     ) -> list[pa.Array]:
         ids = self._index.find(keys)
-        reader = self._reader()
+        reader = self._reader(budget)
         if rule.name in ("latest", "as_of"):
             positions = np.empty(len(ids), np.int64)
             lookups.latest_at(ids, self._index.entries, self._arena.cells, hi, positions)
@@ -390,9 +402,9 @@ class VersionedSlice:
         if len(other) != len(keys):
             raise BadMessage(f"{len(keys)} keys and {len(other)} times")
 
-    def _reader(self) -> Reader:
+    def _reader(self, budget: Budget = UNLIMITED) -> Reader:
         mask = self._layout.width if self._masked else -1
-        return Reader(self._layout, len(self.schema), self._arena.cells, mask, self._heaps)
+        return Reader(self._layout, len(self.schema), self._arena.cells, mask, self._heaps, budget)
 
     def _part(self, ids: NDArray[np.int64], rules: Ruleset) -> VersionedSlice:
         """A slice of just these entries, with what was folded: no rule runs."""

@@ -6,16 +6,20 @@ Arrow Flight (`millpond.wire.flight`), or nothing at all (`LocalConnection`, for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.errors import BadMessage, Unavailable
+from millpond.errors import BadMessage, Unavailable, WrongType
 from millpond.wire.base import Call, Exchange, Message, Read
 from millpond.wire.codec import BATCH_BYTES_MAX, check_size, decode, encode
+from millpond.wire.epochs import Stage
+
+COLUMNS_MAX = 10_000
+ROW_BYTES_MIN = 8
 
 R = TypeVar("R")
 
@@ -27,11 +31,16 @@ class SlicedBatch(NamedTuple):
     counts: npt.NDArray[np.int32]
 
 
+def _nothing() -> None:
+    pass
+
+
 class Answer(NamedTuple, Generic[R]):
-    """What an exchange gives back."""
+    """What an exchange gives back. Whoever carries it calls `sent` when it has gone, or cannot go."""
 
     message: R
     batch: pa.RecordBatch | None = None
+    sent: Callable[[], None] = _nothing
 
 
 class Handler(Protocol):
@@ -77,7 +86,8 @@ class LocalConnection:
         return reply_to(message, encode(self._alive().call(decode(encode(message)))))
 
     def exchange(self, message: Exchange[R], batches: Sequence[SlicedBatch]) -> Answer[R]:
-        answer = self._alive().exchange(decode(encode(message)), checked(batches))
+        answer = self._alive().exchange(decode(encode(message)), checked(message, batches))
+        answer.sent()
         return Answer(reply_to(message, encode(answer.message)), answer.batch)
 
     def read(self, message: Read) -> pa.Table:
@@ -100,14 +110,63 @@ def reply_to(message: Call[R], data: bytes | memoryview) -> R:
     return cast(R, reply)
 
 
-def checked(batches: Iterable[SlicedBatch]) -> Iterator[SlicedBatch]:
-    """The batches, each held to its limits: size, sound buffers, counts that add up."""
+def checked(message: Any, batches: Iterable[SlicedBatch]) -> Iterator[SlicedBatch]:
+    """The batches that come with a message, each held to its limits: types, sound buffers, size, counts that add up.
+
+    In this order: what is not sound must not even be measured, as a length that lies is a read out of bounds.
+    """
     for batch, counts in batches:
-        check_size(batch.nbytes, BATCH_BYTES_MAX, "batch")
+        _check_types(batch.schema, staged=isinstance(message, Stage))
         try:
             batch.validate(full=True)
-        except pa.ArrowInvalid as error:
+        except pa.ArrowException as error:
             raise BadMessage(f"a batch is malformed: {error}") from None
+        # Rows of types that take no room cost time all the same.
+        check_size(max(batch.nbytes, ROW_BYTES_MIN * batch.num_rows), BATCH_BYTES_MAX, "batch")
         if len(counts) and (counts.min() < 0 or int(counts.sum(dtype=np.int64)) != batch.num_rows):
             raise BadMessage("the per-slice counts of a batch do not add up to its rows")
         yield SlicedBatch(batch, counts)
+
+
+def _check_types(schema: pa.Schema, staged: bool) -> None:
+    """Questions have plain columns alone; rows that are staged may have nested ones, and an event's any that has a digest."""
+    if len(schema) > COLUMNS_MAX:
+        raise BadMessage(f"a batch has {len(schema):,} columns, more than {COLUMNS_MAX:,}")
+    for field in schema:
+        if not (_is_plain(field.type) or (staged and _is_sound(field.type))):
+            raise WrongType(
+                f"column {field.name[:64]!r} has a type that does not travel: {str(field.type)[:200]}",
+                hint="cast it to a type that Spark has",
+                column=field.name[:64],
+                expected="a Spark type",
+                actual=str(field.type)[:200],
+            )
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_primitive(type_)
+        or types.is_string(type_)
+        or types.is_binary(type_)
+        or types.is_large_string(type_)
+        or types.is_large_binary(type_)
+        or types.is_fixed_size_binary(type_)
+        or types.is_decimal(type_)
+    )
+
+
+def _is_sound(type_: pa.DataType) -> bool:
+    """Not a union, a view or a run-end encoded one, at any depth."""
+    types = pa.types
+    if isinstance(type_, pa.BaseExtensionType):
+        return _is_sound(type_.storage_type)
+    if types.is_dictionary(type_):
+        return _is_sound(type_.value_type)
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        return _is_sound(type_.value_type)
+    if types.is_map(type_):
+        return _is_sound(type_.key_type) and _is_sound(type_.item_type)
+    if types.is_struct(type_):
+        return all(_is_sound(field.type) for field in type_)
+    return _is_plain(type_) or bool(types.is_null(type_))

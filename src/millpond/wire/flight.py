@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from millpond.errors import BadMessage, BadOption, MillpondError, Unauthorised, Unavailable, error_named
+from millpond.errors import (
+    BadMessage,
+    BadOption,
+    MillpondError,
+    OutOfMemory,
+    Unauthorised,
+    Unavailable,
+    error_named,
+)
 from millpond.wire.base import Call, Exchange, Read, Request
 from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, decode, encode
 from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
@@ -28,14 +37,21 @@ from millpond.wire.tunnel import Tunnel
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000
 _HEADER = "authorization"
+# Calls at the same time. Those with the read-only token take none from the others.
+CALLS_MAX = 1024
+READING_CALLS_MAX = 64
 
 
 class _Caller(fl.ServerMiddleware):  # type: ignore[misc]
-    """What the token of a call allows."""
+    """What the token of a call allows, as long as the call lasts."""
 
-    def __init__(self, reads_only: bool) -> None:
+    def __init__(self, reads_only: bool, ended: Callable[[], None]) -> None:
         super().__init__()
         self._reads_only = reads_only
+        self._ended = ended
+
+    def call_completed(self, exception: Any) -> None:
+        self._ended()
 
     def check(self, message: Any) -> None:
         """A read-only token asks and reads. It changes nothing, and sends no code."""
@@ -56,13 +72,40 @@ class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         super().__init__()
         self._full = f"Bearer {token}".encode()
         self._reading = f"Bearer {read_only_token(token)}".encode()
+        self._calls = {False: _Calls(CALLS_MAX), True: _Calls(READING_CALLS_MAX)}
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Caller:
         given = str(headers.get(_HEADER, [""])[0]).encode()
         full = hmac.compare_digest(given, self._full)
         if not full and not hmac.compare_digest(given, self._reading):
             raise fl.FlightUnauthenticatedError("the token is missing or wrong")
-        return _Caller(reads_only=not full)
+        calls = self._calls[not full]
+        with _ErrorsToWire():
+            calls.begin()
+        return _Caller(not full, calls.end)
+
+
+class _Calls:
+    """Calls that are under way. Each has a thread of the server, also while it says nothing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open = 0
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._open >= self._most:
+                raise Unavailable(
+                    f"{self._open} calls are under way with this token, as many as there may be",
+                    hint="try again in a moment",
+                    address="",
+                )
+            self._open += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._open -= 1
 
 
 class FlightService(fl.FlightServerBase):  # type: ignore[misc]
@@ -89,15 +132,17 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
         with _ErrorsToWire():
             message = decode(descriptor.command or b"")
             _caller(context).check(message)
-            answer = self._handler.exchange(message, checked(_incoming(reader)))
-            reply = encode(answer.message)
-            if answer.batch is not None:
-                check_size(answer.batch.nbytes, BATCH_BYTES_MAX, "batch")
-        if answer.batch is None:
-            writer.write_metadata(reply)
-        else:
-            writer.begin(answer.batch.schema)
-            writer.write_with_metadata(answer.batch, reply)
+            answer = self._handler.exchange(message, checked(message, _incoming(reader)))
+            try:
+                reply = encode(answer.message)
+                if answer.batch is None:
+                    writer.write_metadata(reply)
+                else:
+                    check_size(answer.batch.nbytes, BATCH_BYTES_MAX, "batch")
+                    writer.begin(answer.batch.schema)
+                    writer.write_with_metadata(answer.batch, reply)
+            finally:
+                answer.sent()
 
     def do_get(self, context: Any, ticket: fl.Ticket) -> fl.FlightDataStream:
         with _ErrorsToWire():
@@ -137,7 +182,9 @@ def _incoming(reader: Any) -> Iterator[SlicedBatch]:
             chunk = reader.read_chunk()
         except StopIteration:
             return
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, MemoryError):
+                raise
             raise BadMessage(f"a batch could not be read: {error}") from None
         if chunk.data is None or chunk.app_metadata is None or chunk.app_metadata.size % 4:
             raise BadMessage("rows come as batches with their per-slice counts")
@@ -254,6 +301,12 @@ class _ErrorsToWire:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, fl.FlightError) or not isinstance(error, Exception):
             return
+        if isinstance(error, MemoryError) and not isinstance(error, MillpondError):
+            error = OutOfMemory(
+                "the pond has not enough memory for this request",
+                hint="ask or send fewer rows at once, or open the pond with a larger memory=",
+                what="a request",
+            )
         if not isinstance(error, MillpondError):
             error = MillpondError(f"the pond failed: {type(error).__name__}: {error}")
         raise fl.FlightServerError(error.message[:500], extra_info=_error_bytes(error)) from error

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from millpond.errors import BadMessage, Moved, Unavailable, UnknownTable, not_trusted
 from millpond.runtime import Lock
+from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.keys import Keys
 from millpond.times import Progress
 from millpond.wire.base import Exchange, Read, SliceId, Turn
@@ -54,12 +55,13 @@ class NoCode:
 
 
 class Means(NamedTuple):
-    """What holdings work with: threads for slices, limits on user code, and locks."""
+    """What a container works with: threads for slices, limits on user code, locks, and memory for what it holds."""
 
     run: Runner = run_serially
     threads: int = 1
     limits: Limits = Unlimited()
     lock: Callable[[], Lock] = threading.RLock
+    memory: int = 16 << 30
 
     @property
     def runs_code(self) -> bool:
@@ -310,8 +312,8 @@ class Holding(ABC, Generic[_S]):
         """Applies a decided record to slices that are being rebuilt, where they have not seen it. Returns its rows."""
 
     @abstractmethod
-    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
-        """Answers a question that comes with rows."""
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch, budget: Budget = UNLIMITED) -> Answer[Any]:
+        """Answers a question that comes with rows. What the answer takes is claimed from the budget first."""
 
     @abstractmethod
     def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

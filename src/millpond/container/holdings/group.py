@@ -19,6 +19,7 @@ from millpond.code.tables import TableSpec, TransactionSetCode
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Revert
 from millpond.errors import BadMessage, BadType, SchemaMismatch, WrongType, unknown_table
 from millpond.schema import format_ddl
+from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.compaction import compact
 from millpond.stores.outputs import Outputs, in_batches
 from millpond.stores.parts import PARTS, Part, pack, unpack
@@ -279,13 +280,13 @@ class GroupHolding(Holding[GroupStore]):
 
     # Questions
 
-    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch, budget: Budget = UNLIMITED) -> Answer[Any]:
         if not isinstance(message, FindRows):
             raise BadMessage(f"{self.name} is a group of tables: it does not answer {type(message).__name__}")
         keys, spec = rows.batch, self._group.tables.get(message.table)
         if spec is None or keys.num_columns != 1 or not keys.schema.field(0).type.equals(spec.key_type):
             raise BadMessage(f"keys for table {message.table!r} come as one column of its key's type")
-        rows_there = self._read(message.table, lambda table: table.find(keys.column(0)))
+        rows_there = self._read(message.table, lambda table: table.find(keys.column(0), budget))
         return Answer(
             Done(),
             rows_there.combine_chunks().to_batches()[0] if len(rows_there) else _empty(rows_there.schema),

@@ -17,7 +17,9 @@ from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Read
 from millpond.container.holdings.keyed import KeyedHolding, Portion
 from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch, not_trusted
 from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
+from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.keys import Keys
+from millpond.stores.outputs import in_batches
 from millpond.stores.readiness import check_not_below, lowest_asked
 from millpond.stores.rows import digest_rows
 from millpond.stores.ruleset import check_rules, check_values
@@ -146,22 +148,24 @@ class StateHolding(KeyedHolding[VersionedSlice]):
 
     # Questions
 
-    def exchange(self, message: Exchange[Any], rows: SlicedBatch) -> Answer[Any]:
+    def exchange(self, message: Exchange[Any], rows: SlicedBatch, budget: Budget = UNLIMITED) -> Answer[Any]:
         if not isinstance(message, Question):
             raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
         rule = FetchRule(message.rule, message.code, message.returns)
         if rule.code is None:
-            return Answer(Done(), self.fetch(rows, rule))
+            return Answer(Done(), self.fetch(rows, rule, budget))
         what = f"the fetch rule {rule.code.name!r}"
-        return Answer(Done(), self.means.limits.run(what, lambda: self.fetch(rows, rule)))
+        return Answer(Done(), self.means.limits.run(what, lambda: self.fetch(rows, rule, budget)))
 
-    def fetch(self, rows: SlicedBatch, rule: FetchRule) -> pa.RecordBatch:
+    def fetch(self, rows: SlicedBatch, rule: FetchRule, budget: Budget = UNLIMITED) -> pa.RecordBatch:
         """Answers in the order of the questions. Columns: `_key`, `_time` (upper bound), perhaps `_low`."""
         batch, counts = rows
         ranged = LOW in batch.schema.names
         keys = self.keys_of(rows, self._shape.ranged_questions if ranged else self._shape.questions)
         _check_times(batch)
         schema = result_schema(self._shape.values, rule)
+        # A long for each answer, and for where it was found.
+        budget.claim(8 * batch.num_rows * (1 + len(schema)))
         if batch.num_rows == 0:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
         highs = batch.column(1).to_numpy()
@@ -171,7 +175,7 @@ class StateHolding(KeyedHolding[VersionedSlice]):
 
         def fetch(store: VersionedSlice, start: int, stop: int) -> list[pa.Array]:
             low = None if lows is None else lows[start:stop]
-            return store.fetch(keys.part(start, stop), low, highs[start:stop], rule)
+            return store.fetch(keys.part(start, stop), low, highs[start:stop], rule, budget)
 
         answers = self.ask(counts, fetch)
         # Compaction may have begun to use a newer F while the slices were asked.
@@ -184,9 +188,16 @@ class StateHolding(KeyedHolding[VersionedSlice]):
     def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, ReadSlices):
             raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
+        if len(set(message.slices)) < len(message.slices):
+            raise BadMessage("a slice is read once")
         for number in message.slices:
             self.held(number)
-        return self._shape.rows, (self._newest(number, message.at) for number in message.slices)
+        return self._shape.rows, self._all_newest(message)
+
+    def _all_newest(self, message: ReadSlices) -> Iterator[pa.RecordBatch]:
+        """One slice after the other, in batches that travel."""
+        for number in message.slices:
+            yield from in_batches(pa.Table.from_batches([self._newest(number, message.at)]))
 
     def _newest(self, number: SliceId, at: Progress) -> pa.RecordBatch:
         """One row per key of a slice: the newest version with time <= `at`."""

@@ -218,7 +218,8 @@ class SimConnection:
         sent = encode(message)
 
         def serve(handler: Handler) -> tuple[bytes, pa.RecordBatch | None]:
-            answer = handler.exchange(decode(sent), checked(self._network.paced(batches)))
+            answer = handler.exchange(decode(sent), checked(message, self._network.paced(batches)))
+            answer.sent()
             return encode(answer.message), answer.batch
 
         reply, batch = self._ask(message, serve)
