@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.errors import BadMessage
-from millpond.wire.ipc import Description, describe, is_compressed
+from millpond.wire.ipc import HEAD_BYTES_MAX, Description, describe, is_compressed
 
 BATCH = pa.record_batch(
     {"k": pa.array(range(100)), "v": pa.array(["text"] * 100), "l": pa.array([[1, None], None] * 50)}
@@ -87,6 +87,13 @@ def test_every_cut_and_every_flip_is_described_or_refused() -> None:
     for noise in (b"", b"\0" * 64, b"\xff" * 64, rng.randbytes(512)):
         with pytest.raises(BadMessage):
             describe(noise)
+
+
+def test_a_head_that_is_too_long_is_not_read() -> None:
+    head, _ = heads(BATCH)[1]
+    assert describe(head + bytes(HEAD_BYTES_MAX - len(head))) == describe(head)
+    with pytest.raises(BadMessage, match="more than"):
+        describe(head + bytes(HEAD_BYTES_MAX + 1 - len(head)))
 
 
 def test_offsets_that_go_round_or_outside() -> None:

@@ -296,8 +296,8 @@ def test_a_request_beyond_the_memory_of_its_container_fails_alone(tmp_path: Path
         asked = pa.record_batch({"_key": pa.array([1] * many), "_time": pa.array([9] * many)})
         with pytest.raises(MessageTooLarge):
             connection.exchange(Question("s", "latest"), [SlicedBatch(asked, counts_of(0, 1, many))])
-        # 1 GiB of zeros, a few KiB on the way.
-        zeros = pa.record_batch({"_key": pa.array(np.zeros(128 * MIB, np.int64))})
+        # 512 MiB of zeros, a few KiB on the way.
+        zeros = pa.record_batch({"_key": pa.array(np.zeros(64 * MIB, np.int64))})
         code = squeezed(info.address, token, Question("s", "latest"), zeros)
         assert code in {"OutOfMemory", "BadMessage", "MessageTooLarge"}
         assert pond.containers() == [info], "the same process"

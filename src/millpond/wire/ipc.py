@@ -13,6 +13,9 @@ from millpond.errors import BadMessage
 
 Kind = Literal["schema", "record batch", "dictionary batch", "other"]
 
+HEAD_BYTES_MAX = 4 << 20
+"""Arrow makes some hundred bytes of each column that a schema names: a million of them are not read."""
+
 _UOFFSET = struct.Struct("<I")
 _SOFFSET = struct.Struct("<i")
 _VOFFSET = struct.Struct("<H")
@@ -37,10 +40,12 @@ class Description(NamedTuple):
 
 
 def describe(data_header: bytes | memoryview) -> Description:
-    """What the head of a message says. BadMessage for one that is malformed, or not of the version that we write.
+    """What the head of a message says. BadMessage for one that is malformed, too long, or not of the version that we write.
 
     Older versions of the format tell of compression in other places.
     """
+    if len(data_header) > HEAD_BYTES_MAX:
+        raise BadMessage(f"the head of a batch has {len(data_header):,} bytes, more than {HEAD_BYTES_MAX:,}")
     message = _Table(data_header, _read(_UOFFSET, data_header, 0))
     if message.number(_VERSION, _SHORT) != _V5:
         raise BadMessage("rows do not come as Arrow's metadata version 5")
