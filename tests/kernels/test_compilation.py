@@ -11,6 +11,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 STORES = HERE.parent / "stores"
+SECURITY = HERE.parent / "security"
 
 COUNT_AFTER_WARM_UP = """
 import sys
@@ -77,6 +78,9 @@ def test_the_same_answers_without_the_compiler() -> None:
         f"{STORES}/test_keys.py",
         f"{STORES}/test_rows.py",
         f"{HERE}/test_hashing.py",
+        f"{SECURITY}/test_chosen_keys.py::test_byte_keys_have_siphash",
+        f"{SECURITY}/test_chosen_keys.py::test_equal_hashes_mean_equal_longs",
+        f"{SECURITY}/test_chosen_times.py::test_merged_rows_come_to_lie_where_rows_one_by_one_would",
         f"{HERE}/test_growth.py::test_bytes_keys_that_share_a_hash_stay_apart",
         f"{HERE}/test_growth.py::test_sweeping_gives_memory_back",
     ]

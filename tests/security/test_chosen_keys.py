@@ -25,7 +25,7 @@ from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
 from millpond.stores.strings import Strings
 
-pytestmark = pytest.mark.skipif(
+compiled = pytest.mark.skipif(
     os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="a hundred thousand keys take a compiler"
 )
 
@@ -133,6 +133,7 @@ def steps(index: KeyIndex) -> float:
     return float(((slots - index.table[slots, 0]) & (len(index.table) - 1)).mean())
 
 
+@compiled
 def test_the_keys_are_what_they_are_meant_to_be() -> None:
     longs = chosen_longs()
     assert len(np.unique(longs)) == LONGS
@@ -143,6 +144,7 @@ def test_the_keys_are_what_they_are_meant_to_be() -> None:
     assert len(set(keys.hashes.tolist())) == 1
 
 
+@compiled
 @pytest.mark.parametrize("name", list(patterned()))
 def test_chosen_longs_do_not_gather(name: str) -> None:
     longs = patterned()[name]
@@ -150,6 +152,7 @@ def test_chosen_longs_do_not_gather(name: str) -> None:
     assert steps(index_of(Keys.from_longs(longs))) < 3 * steps(index_of(Keys.from_longs(random)))
 
 
+@compiled
 def test_byte_keys_of_one_hash_do_not_gather() -> None:
     random = np.random.default_rng(3).integers(0, 256, (BYTES, 16), dtype=np.uint8)
     usual = steps(index_of(Keys.from_arrow(binary(random))))
@@ -168,12 +171,14 @@ def cpu_ratio(chosen: Callable[[], object], usual: Callable[[], object]) -> floa
     return min(seconds(chosen) for _ in range(3)) / min(seconds(usual) for _ in range(3))
 
 
+@compiled
 def test_strings_that_arrow_cannot_tell_apart_are_numbered_in_time() -> None:
     random = np.random.default_rng(3).integers(33, 127, (BYTES, 16), dtype=np.uint8)
     texts, usual = pa.array(texts_of_one_arrow_hash(BYTES)), binary(random).cast(pa.string())
     assert cpu_ratio(lambda: Strings().intern(texts), lambda: Strings().intern(usual)) < 10
 
 
+@compiled
 def test_chosen_neighbours_are_counted_in_time() -> None:
     # They would fall into one place, if it were the upper bits of a product with a number that is known.
     chosen = divided(np.arange(LONGS, dtype=np.uint64) << np.uint64(40), 2**64 - 7046029254386353131)
@@ -219,6 +224,7 @@ def test_equal_hashes_mean_equal_longs() -> None:
     assert np.array_equal((h ^ secret[0]).view(np.int64), longs)
 
 
+@compiled
 def test_each_process_has_a_secret_of_its_own_that_no_kernel_is_compiled_with() -> None:
     script = """
 import numpy as np
@@ -278,6 +284,7 @@ def wall_ratio(chosen: Callable[[], object], usual: Callable[[], object]) -> flo
     return min(seconds(chosen) for _ in range(2)) / max(usual_seconds, 0.2)
 
 
+@compiled
 @pytest.mark.parametrize("key", ["long", "binary"])
 def test_a_state_takes_and_finds_chosen_keys_in_time(pond: mp.Pond, key: str) -> None:
     rng = np.random.default_rng(3)
@@ -304,6 +311,7 @@ def test_a_state_takes_and_finds_chosen_keys_in_time(pond: mp.Pond, key: str) ->
     assert wall_ratio(lambda: work(chosen), lambda: work(usual)) < 5
 
 
+@compiled
 def test_transactions_take_chosen_keys_in_time(pond: mp.Pond) -> None:
     accounts = pond.table("accounts", key="long", value="balance long", default={"balance": 0})
     bank = pond.transactions("bank", [accounts], {"pay": pay})

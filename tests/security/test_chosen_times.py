@@ -11,13 +11,18 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+import millpond as mp
 from millpond import kernels
 from millpond.code.rules import FetchRule
+from millpond.errors import MessageTooLarge
 from millpond.kernels import control as at
 from millpond.stores import arena as arenas
+from millpond.stores import versioned
 from millpond.stores.arena import SMALLEST_TIME, Arena
 from millpond.stores.keys import Keys
 from millpond.stores.versioned import VersionedSlice
+from millpond.testing import LossyFiles
+from millpond.testing.local import LocalPond
 from millpond.txn.run import grouping
 
 ROWS = 100_000
@@ -108,6 +113,29 @@ def test_a_long_chain_of_transactions_is_found_in_time() -> None:
     seconds(rising)
     usual = min(seconds(rising) for _ in range(3))
     assert min(seconds(rising[::-1].copy()) for _ in range(3)) < 20 * max(usual, 0.001)
+
+
+@pytest.mark.parametrize("rule", ["values", "total"])
+def test_many_questions_about_one_key_are_answered_in_parts(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a reader would have a container hold, or pass, as many values as it has questions times versions."""
+    count = 100
+    monkeypatch.setattr(versioned, "RANGES_MAX", 20 * count)
+    rows = pa.table({"k": np.zeros(count, np.int64), "t": np.arange(count), "v": np.ones(count, np.int64)})
+    asked = pa.table({"k": np.zeros(count, np.int64), "t": np.full(count, count)})
+    with LocalPond(LossyFiles()) as pond:
+        state = pond.state("s", key="long", value="long", compact=mp.keep_all())
+        state.update(key="k", at="t", value="v", name="feed")(rows, 0)
+        state.finish("feed")
+        fetch = state.fetch(key="k", at="t", into="a", rule=getattr(mp, rule)())
+        answers = fetch.now(asked)["a"].to_pylist()
+        assert answers == [[1] * count if rule == "values" else count] * count
+    store = VersionedSlice("i64", VALUES)
+    keys, numbers = Keys.from_longs(np.zeros(count, np.int64)), np.arange(count)
+    store.insert(keys, numbers, [pa.array(numbers)])
+    with pytest.raises(MessageTooLarge, match="100 questions are about 10000 values"):
+        store.fetch(keys, None, np.full(count, count), FetchRule(rule))
 
 
 def test_no_kernel_sorts() -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.code.rules import FetchRule
-from millpond.errors import BadMessage, BadOption
+from millpond.errors import BadMessage, BadOption, MessageTooLarge
 from millpond.kernels import compaction, lookups
 from millpond.kernels import control as at
 from millpond.kernels.folding import NEVER
@@ -27,6 +27,8 @@ from millpond.stores.userrules import range_rule
 __all__ = ["Ruleset", "VersionedSlice", "result_schema"]
 
 _LARGEST_TIME = 2**63 - 1
+# Values that the ranges of one batch of questions may hold: each question may ask for all versions of the same key.
+RANGES_MAX = 1 << 22
 # Below this many keys a slice is not made anew for those that are left.
 _REBUILD_KEYS = 1024
 
@@ -300,6 +302,13 @@ class VersionedSlice:
         total = lookups.ranges(ids, self._index.entries, self._arena.cells, lo, hi, begin, end)
         if rule.name == "count":
             return [pa.array(end - begin)]
+        if total > RANGES_MAX and len(ids) > 1:
+            raise MessageTooLarge(
+                f"{len(ids)} questions are about {total} values",
+                hint="ask for fewer rows at a time",
+                size=total,
+                limit=RANGES_MAX,
+            )
         if rule.name == "values":
             return reader.lists(begin, end, total)
         if rule.name == "neighbours":
