@@ -18,7 +18,7 @@ import pytest
 import millpond as mp
 from millpond.errors import BadMessage
 from millpond.wire import gate, sieve
-from millpond.wire.sieve import Sieve
+from millpond.wire.sieve import Sieve, Turnstile
 from millpond.wire.sockets import name_in
 from millpond.wire.tunnel import Tunnel
 
@@ -69,7 +69,7 @@ def opened(*frames: bytes) -> bytes:
 
 
 def passes(data: bytes, step: int = 1 << 30) -> bool:
-    watch = Sieve()
+    watch = Sieve(Turnstile())
     try:
         for at in range(0, len(data), step):
             watch.feed(memoryview(data)[at : at + step])
@@ -157,7 +157,7 @@ def test_what_they_never_send_does_not(lie: str) -> None:
 def test_the_last_byte_of_what_is_refused_is_never_passed_on() -> None:
     """Until then gRPC hands a message to nobody."""
     data = LIES["a compressed batch"]
-    watch = Sieve()
+    watch = Sieve(Turnstile())
     watch.feed(memoryview(data)[:-1])
     with pytest.raises(BadMessage):
         watch.feed(memoryview(data)[-1:])
@@ -177,6 +177,37 @@ def test_whatever_comes_it_ends() -> None:
         for _ in range(generator.randrange(1, 4)):
             data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
         passes(bytes(data), generator.choice((1 << 30, 50)))
+
+
+def large(size: int, stream: int = 1) -> bytes:
+    """The beginning of a large message."""
+    return frame(HEADERS, stream=stream) + frame(DATA, message(b"", size=size), stream=stream)
+
+
+def test_one_connection_at_a_time_has_large_messages_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sieve, "LARGE_S", 0.1)
+    turnstile = Turnstile()
+    first, second = Sieve(turnstile), Sieve(turnstile)
+    size = sieve.LARGE_BYTES_MAX // 2
+    first.feed(memoryview(PREFACE + large(size) + large(size, 3)))
+    with pytest.raises(BadMessage, match="take too long"):
+        second.feed(memoryview(PREFACE + large(size)))
+    assert first.is_overdue(time.monotonic() + 1)
+    with pytest.raises(BadMessage, match="too much under way"):
+        first.feed(memoryview(large(size, 5)))
+    first.close()
+    assert not first.is_overdue(time.monotonic() + 1)
+    third = Sieve(turnstile)
+    # Small ones need no turn; what has ended, or was given up, has given it back.
+    for number in (1, 3, 5):
+        third.feed(memoryview((PREFACE if number == 1 else b"") + large(size, number)))
+        third.feed(memoryview(frame(RST_STREAM, b"\0" * 4, stream=number)))
+    fourth = Sieve(turnstile)
+    whole = message(field(1, b"x" * (sieve.LARGE_BYTES + 1)))
+    fourth.feed(memoryview(PREFACE + frame(HEADERS) + frame(DATA, whole) + large(size, 3)))
+    Sieve(turnstile).feed(memoryview(PREFACE + large(1000)))
+    fourth.close()
+    Sieve(turnstile).feed(memoryview(PREFACE + large(size)))
 
 
 # On a running pond
@@ -231,8 +262,8 @@ def test_what_a_reader_really_sends_passes_in_pieces_of_any_size(
     heard: list[list[bytes]] = []
 
     class Recording(Sieve):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, turnstile: Turnstile) -> None:
+            super().__init__(turnstile)
             self._mine: list[bytes] = []
             heard.append(self._mine)
 

@@ -35,7 +35,7 @@ DEATHS_MAX = 3
 ROWS_MAX = 1 << 20
 # Answers without a fixed width may be much larger than their questions: so many rows before their width is known.
 WIDE_ROWS_MAX = 1 << 17
-BYTES_MAX = 64 << 20
+BYTES_MAX = 32 << 20
 _T = TypeVar("_T")
 R = TypeVar("R")
 S = TypeVar("S", bound=Spec)

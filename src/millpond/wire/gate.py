@@ -16,7 +16,7 @@ from typing import Any
 from millpond.errors import BadMessage, BadOption, MillpondError
 from millpond.wire import handshake
 from millpond.wire.pumping import Pumped
-from millpond.wire.sieve import Sieve
+from millpond.wire.sieve import Sieve, Turnstile
 from millpond.wire.sockets import SocketDirectory
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -62,7 +62,8 @@ class Gate:
         self._listener.setblocking(False)
         self.address = address_of(self._listener.getsockname())
         self._pending: list[_Pending] = []
-        self._admitted: set[Pumped] = set()
+        self._admitted: dict[Pumped, Sieve | None] = {}
+        self._turnstile = Turnstile()
         self._lock = threading.Lock()
         self._closing = False
         # A byte here wakes the loop.
@@ -103,9 +104,9 @@ class Gate:
             for pending in [pending for pending in self._pending if now > pending.deadline]:
                 self._end(pending)
             with self._lock:
-                idle = [each for each in self._admitted if each.idle_s(now) > each.patience_s]
-            for pumped in idle:
-                pumped.close()
+                ended = [pumped for pumped, sieve in self._admitted.items() if _is_over(pumped, sieve, now)]
+            for pumped in ended:
+                pumped.shut()
 
     def _accept(self) -> None:
         try:
@@ -139,7 +140,7 @@ class Gate:
         role, name = self._doorkeeper.heard(pending.hello)
         is_reader = role == handshake.READ
         with self._lock:
-            readers = sum(each.is_reader for each in self._admitted)
+            readers = sum(sieve is not None for sieve in self._admitted.values())
             is_full = len(self._admitted) >= CONNECTIONS_MAX or (is_reader and readers >= READERS_MAX)
         inner = socket.socket(socket.AF_UNIX)
         try:
@@ -156,21 +157,17 @@ class Gate:
             inner.close()
             connection.close()
             raise
-        pumped = Pumped(
-            connection,
-            inner,
-            check=Sieve().feed if is_reader else None,
-            patience_s=READER_IDLE_S if is_reader else float("inf"),
-            is_reader=is_reader,
-            ended=self._forget,
-        )
+        sieve = Sieve(self._turnstile) if is_reader else None
+        pumped = Pumped(connection, inner, check=None if sieve is None else sieve.feed, ended=self._forget)
         with self._lock:
-            self._admitted.add(pumped)
+            self._admitted[pumped] = sieve
         pumped.start()
 
     def _forget(self, pumped: Pumped) -> None:
         with self._lock:
-            self._admitted.discard(pumped)
+            sieve = self._admitted.pop(pumped)
+        if sieve is not None:
+            sieve.close()
 
     def _end_one(self) -> None:
         oldest = sorted(self._pending, key=lambda pending: (pending.hello != b"", pending.deadline))
@@ -222,6 +219,11 @@ class _Pending:
         # It fits into the buffer of a socket on which nothing was sent yet.
         self.connection.sendall(self._offer)
         return False
+
+
+def _is_over(pumped: Pumped, sieve: Sieve | None, now: float) -> bool:
+    """Whether a reader's connection is idle, or takes too long."""
+    return sieve is not None and (pumped.idle_s(now) > READER_IDLE_S or sieve.is_overdue(now))
 
 
 def _refuse(connection: socket.socket, why: bytes) -> None:

@@ -26,12 +26,8 @@ class Pumped:
         inner: socket.socket,
         *,
         check: Callable[[memoryview], None] | None = None,
-        patience_s: float = float("inf"),
-        is_reader: bool = False,
         ended: Callable[[Pumped], None] = lambda pumped: None,
     ) -> None:
-        self.is_reader = is_reader
-        self.patience_s = patience_s
         self._outer, self._inner = outer, inner
         self._check = check
         self._ended = ended
@@ -52,7 +48,7 @@ class Pumped:
             for thread in self._threads:
                 thread.start()
         except RuntimeError:  # there is no room for its stack
-            self._shut()
+            self.shut()
             self._leave(sum(thread.ident is None for thread in self._threads))
 
     def idle_s(self, now: float) -> float:
@@ -60,7 +56,7 @@ class Pumped:
 
     def close(self) -> None:
         """Returns when both directions have ended."""
-        self._shut()
+        self.shut()
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
@@ -75,10 +71,10 @@ class Pumped:
                 if check is not None:
                     check(buffer[:size])
                 target.sendall(buffer[:size])
-        self._shut()
+        self.shut()
         self._leave(1)
 
-    def _shut(self) -> None:
+    def shut(self) -> None:
         """Neither side waits any more."""
         for each in (self._outer, self._inner):
             with suppress(OSError):

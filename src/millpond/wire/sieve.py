@@ -2,16 +2,25 @@
 
 It reads just as much of HTTP/2, of gRPC and of Flight's messages as it takes to refuse, before the last byte of a
 message is passed on: messages that are compressed, by gRPC or inside of Arrow (Millpond's own clients compress
-nothing), messages that are too large, and more calls at a time than one connection may have.
+nothing), messages that are too large, and more calls at a time than one connection may have. Of all connections,
+one at a time has large messages under way: what gRPC holds of readers' messages stays small however many they are.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+
 from millpond.errors import BadMessage
-from millpond.wire.codec import BATCH_BYTES_MAX
 from millpond.wire.ipc import is_compressed
 
-MESSAGE_BYTES_MAX = BATCH_BYTES_MAX + (1 << 20)
+MESSAGE_BYTES_MAX = 40 << 20
+"""Clients aim at 32 MiB."""
+LARGE_BYTES = 1 << 20
+LARGE_BYTES_MAX = 80 << 20
+"""Of the large messages that one connection has under way."""
+LARGE_S = 30.0
+"""How long a connection may have large messages under way, and how long another waits for its turn."""
 HEADER_BYTES_MAX = 1 << 20
 """Of an Arrow message, without its rows: a schema, or where a batch's buffers are."""
 CALLS_MAX = 64
@@ -25,10 +34,25 @@ _VARINT, _SIZED = 0, 2
 _VARINT_BYTES_MAX = 10
 
 
-class Sieve:
-    """Takes what one connection sends, in pieces of any size; BadMessage if it may not go on."""
+class Turnstile:
+    """Lets one connection at a time have large messages under way. Shared by all."""
 
     def __init__(self) -> None:
+        self._free = threading.Lock()
+
+    def enter(self) -> None:
+        if not self._free.acquire(timeout=LARGE_S):
+            raise BadMessage("other readers' large messages take too long")
+
+    def leave(self) -> None:
+        self._free.release()
+
+
+class Sieve:
+    """Takes what one connection sends, in pieces of any size; BadMessage if it may not go on. To be closed with it."""
+
+    def __init__(self, turnstile: Turnstile) -> None:
+        self._large = _Large(turnstile)
         self._head = bytearray()
         self._head_size = len(_PREFACE)
         self._is_open = False
@@ -36,8 +60,15 @@ class Sieve:
         self._data = 0
         self._skipped = 0
         self._ends = 0
-        self._messages = _Messages()
+        self._messages = _Messages(self._large)
         self._calls: dict[int, _Messages] = {}
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether large messages take so long that others must wait."""
+        return now > self._large.deadline
+
+    def close(self) -> None:
+        self._large.close()
 
     def feed(self, data: memoryview) -> None:
         at, size = 0, len(data)
@@ -58,7 +89,9 @@ class Sieve:
                 if len(self._head) == self._head_size:
                     self._begin(self._head)
             if self._ends and not self._data and not self._skipped:
-                self._calls.pop(self._ends, None)
+                ended = self._calls.pop(self._ends, None)
+                if ended is not None:
+                    ended.close()
                 self._ends = 0
 
     def _begin(self, head: bytearray) -> None:
@@ -84,7 +117,7 @@ class Sieve:
         else:
             self._skipped = size
             if kind == _HEADERS and not flags & _END_STREAM:
-                self._calls.setdefault(stream, _Messages())
+                self._calls.setdefault(stream, _Messages(self._large))
                 if len(self._calls) > CALLS_MAX:
                     raise BadMessage(f"a connection has more than {CALLS_MAX} calls under way")
         if kind == _RST_STREAM or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
@@ -96,10 +129,47 @@ class Sieve:
         self._head_size = _FRAME_HEAD
 
 
+class _Large:
+    """The large messages that one connection has under way."""
+
+    def __init__(self, turnstile: Turnstile) -> None:
+        self.deadline = float("inf")
+        self._turnstile = turnstile
+        self._lock = threading.Lock()
+        self._nbytes = 0
+        self._is_closed = False
+
+    def begin(self, size: int) -> None:
+        if not self._nbytes:
+            self._turnstile.enter()
+            self.deadline = time.monotonic() + LARGE_S
+        with self._lock:
+            self._nbytes += size
+            is_closed = self._is_closed
+        if is_closed:
+            self.end(size)
+        if is_closed or self._nbytes > LARGE_BYTES_MAX:
+            raise BadMessage("a connection has too much under way")
+
+    def end(self, size: int) -> None:
+        with self._lock:
+            before, self._nbytes = self._nbytes, max(0, self._nbytes - size)
+        if before and not self._nbytes:
+            self.deadline = float("inf")
+            self._turnstile.leave()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        self.end(self._nbytes)
+
+
 class _Messages:
     """The messages of one call, one after another: five bytes that say how long it is, then its fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, large: _Large) -> None:
+        self._large = large
+        self._size = 0
         self._prefix = bytearray()
         self._rest = 0
         self._fields = _Fields()
@@ -125,8 +195,18 @@ class _Messages:
                 self._fields = _Fields()
                 if self._rest > MESSAGE_BYTES_MAX:
                     raise BadMessage(f"a message of {self._rest:,} bytes is beyond the limit")
+                self._size = self._rest
+                if self._size > LARGE_BYTES:
+                    self._large.begin(self._size)
             if not self._rest and not self._prefix:
+                self.close()
                 self._fields.end()
+
+    def close(self) -> None:
+        """The message is whole, or will never be."""
+        if self._size > LARGE_BYTES:
+            self._large.end(self._size)
+        self._size = 0
 
 
 class _Fields:
