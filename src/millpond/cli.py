@@ -22,6 +22,7 @@ BENCHES = {
     "kernels": "millpond.bench.kernels",
     "adcamp": "millpond.bench.adcamp",
     "growth": "millpond.bench.growth",
+    "access": "millpond.bench.access",
     "transactions": "millpond.bench.transactions",
     "transactions-sensitivity": "millpond.bench.transactions_sensitivity",
 }

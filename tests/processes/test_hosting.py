@@ -16,6 +16,7 @@ from millpond import private
 from millpond.coordinator import hosting
 from millpond.coordinator.hosting import Embedded
 from millpond.errors import ContainerFailed
+from millpond.wire.sockets import SocketDirectory
 
 
 @pytest.fixture
@@ -31,9 +32,11 @@ def exits() -> list[int]:
 
 @pytest.fixture
 def embedded(root: Path, exits: list[int]) -> Iterator[Embedded]:
-    embedded = Embedded(str(root), 1, exits.append)
+    sockets = SocketDirectory.under(str(root))
+    embedded = Embedded(str(root), sockets.path, 1, exits.append)
     yield embedded
     embedded.stop()
+    sockets.remove()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

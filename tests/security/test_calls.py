@@ -13,6 +13,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,8 +180,15 @@ def signed(token: str) -> fl.FlightCallOptions:
     return options((b"authorization", b"Bearer " + token.encode()))
 
 
+@cache
+def sockets_in(directory: str) -> SocketDirectory:
+    return SocketDirectory(directory)
+
+
 def client_of(address: str) -> fl.FlightClient:
-    return fl.connect(f"grpc+unix://{address.removeprefix('unix:')}")
+    """By a short path, whatever the root's."""
+    directory, name = os.path.split(address.removeprefix("unix:"))
+    return fl.connect(f"grpc+unix://{sockets_in(directory).path_of(name)}")
 
 
 # The calls there are

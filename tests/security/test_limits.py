@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -221,9 +223,20 @@ def test_reads_come_in_batches_of_a_bounded_size(pond: LocalPond, monkeypatch: p
 # Calls
 
 
+@cache
+def sockets_in(directory: str) -> SocketDirectory:
+    return SocketDirectory(directory)
+
+
+def client_of(address: str) -> fl.FlightClient:
+    """By a short path, whatever the root's."""
+    directory, name = os.path.split(address.removeprefix("unix:"))
+    return fl.connect(f"grpc+unix://{sockets_in(directory).path_of(name)}")
+
+
 def idle_streams(address: str, token: str, count: int) -> list[Any]:
     """Exchanges that were begun, and on which nothing is said."""
-    client = fl.connect(f"grpc+unix://{address.removeprefix('unix:')}")
+    client = client_of(address)
     options = fl.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
     command = fl.FlightDescriptor.for_command(encode(Question("s", "latest")))
     streams = []
@@ -326,7 +339,7 @@ def squeezed(address: str, token: str, message: Exchange[Any], batch: pa.RecordB
         headers=[(b"authorization", f"Bearer {token}".encode())],
         write_options=pa.ipc.IpcWriteOptions(compression="zstd"),
     )
-    with fl.connect(f"grpc+unix://{address.removeprefix('unix:')}") as client:
+    with client_of(address) as client:
         writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(encode(message)), options)
         with suppress(fl.FlightError, pa.ArrowException, OSError):
             writer.begin(batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))

@@ -23,6 +23,8 @@ COLUMNS = {
     "bytes_per_version": "bytes per\nversion",
     "state_mb": "state\nMB",
     "commit_ms": "commit of\n1,000 rows, ms",
+    "call_p50_ms": "call\np50 ms",
+    "call_p99_ms": "call\np99 ms",
     "one_row_p50_ms": "one row\np50 ms",
     "one_row_p99_ms": "one row\np99 ms",
     "checkpoint_s": "checkpoint\ns",

@@ -116,7 +116,12 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
             raise BadOption("a pond does not listen without a token", option="token")
         self._handler = handler
         self.address = address_of(sockets.path, name)
-        super().__init__(f"grpc+unix://{sockets.path_of(name)}", middleware={"token": _CheckToken(token)})
+        super().__init__(f"grpc+unix://{sockets.path_of(name)}", middleware=self.middleware(token))
+
+    @staticmethod
+    def middleware(token: str) -> dict[str, fl.ServerMiddlewareFactory]:
+        """What every call goes through first."""
+        return {"token": _CheckToken(token)}
 
     def do_action(self, context: Any, action: fl.Action) -> Iterator[fl.Result]:
         with _ErrorsToWire():
@@ -214,7 +219,10 @@ class FlightConnection:
             self._sockets = SocketDirectory(os.path.dirname(address.removeprefix(SCHEME)))
             path = self._sockets.path_of(name_in(address))
         # No limit on what is received: the sender holds itself to its own.
-        self._client = fl.connect(f"grpc+unix://{path}")
+        self._begin(fl.connect(f"grpc+unix://{path}"), token)
+
+    def _begin(self, client: fl.FlightClient, token: str) -> None:
+        self._client = client
         self._headers = [(_HEADER.encode(), f"Bearer {token}".encode())]
         self._options: dict[float, fl.FlightCallOptions] = {}
 
