@@ -16,6 +16,7 @@ import pytest
 import millpond as mp
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import Means, Ready
+from millpond.container.layout import slice_of_snapshot, snapshot_name
 from millpond.durable.crashpoints import SimulatedCrash, armed, counted
 from millpond.errors import (
     BadOption,
@@ -366,6 +367,13 @@ def test_what_moved_and_is_snapshotted_leaves_no_files_behind() -> None:
     }
     assert on_disk == named
     reopened(scene.files).check(len(PLACES))
+
+
+def test_a_snapshot_of_any_checkpoint_is_told_from_other_files() -> None:
+    for number in (1, 999_999, 1_000_000):
+        name = snapshot_name(7, 3, number)
+        assert slice_of_snapshot(name) == slice_of_snapshot(f"{name}.tmp") == 7
+    assert slice_of_snapshot("manifest.arrow") is None
 
 
 # A record that is cut

@@ -31,8 +31,8 @@ SNAPSHOTS: Final = "snapshots"
 MANIFEST: Final = "manifest.arrow"
 _T = TypeVar("_T")
 _DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})")
-_SNAPSHOT = re.compile(r"s(\d{5})-t\d{8}-n\d{6}\.arrow")
-SnapshotName = Annotated[str, msgspec.Meta(pattern=r"^s[0-9]{5}-t[0-9]{8}-n[0-9]{6,}\.arrow\Z")]
+_SNAPSHOT = re.compile(r"s([0-9]{5})-t[0-9]{8}-n[0-9]{6,}\.arrow")
+SnapshotName = Annotated[str, msgspec.Meta(pattern=rf"^{_SNAPSHOT.pattern}\Z")]
 _RECORD = re.compile(r"(\d{12})\.arrow")
 
 
