@@ -25,6 +25,10 @@ def epoch(number: int, resident: str = "s", writer: str = "feed@q") -> StagedEpo
     return StagedEpoch(resident, writer, Turn(Epoch(number)))
 
 
+def arrival(number: int, resident: str = "s", partition: int = 0) -> Arrival:
+    return Arrival(epoch(number, resident), partition, 0.0)
+
+
 def part(rows: int = 2, at_s: float = 0.0) -> StagedPart:
     batch = pa.record_batch({"x": pa.array(range(rows), pa.int64())})
     return StagedPart([CheckedRows(batch, np.array([rows], np.int32))], 0, at_s)
@@ -33,13 +37,13 @@ def part(rows: int = 2, at_s: float = 0.0) -> StagedPart:
 def test_only_what_was_chosen_is_found() -> None:
     staged, parts = Staged(), {attempt: part(attempt + 1) for attempt in range(3)}
     for attempt, each in parts.items():
-        staged.keep(epoch(0), 0, attempt, each)
-    staged.keep(epoch(0), 1, 7, parts[0])
+        staged.keep(arrival(0), attempt, each)
+    staged.keep(arrival(0, partition=1), 7, parts[0])
     assert staged.find(epoch(0), {1: 7, 0: 2}) == [parts[2], parts[0]]
     assert staged.find(epoch(0), {0: 3}) == [None]
     assert staged.find(epoch(1), {0: 1}) == [None]
     again = part(9)
-    staged.keep(epoch(0), 0, 2, again)
+    staged.keep(arrival(0), 2, again)
     assert staged.find(epoch(0), {0: 2}) == [again]
     assert staged.rows == 1 + 2 + 9 + 1
     staged.validate()
@@ -48,7 +52,7 @@ def test_only_what_was_chosen_is_found() -> None:
 def test_of_a_partition_the_newest_attempts_are_kept() -> None:
     staged = Staged()
     for attempt in range(3 * ATTEMPTS_KEPT):
-        staged.keep(epoch(0), 0, attempt, part())
+        staged.keep(arrival(0), attempt, part())
         staged.validate()
     assert staged.rows == 2 * ATTEMPTS_KEPT
     assert staged.find(epoch(0), {0: 2 * ATTEMPTS_KEPT - 1}) == [None]
@@ -57,8 +61,8 @@ def test_of_a_partition_the_newest_attempts_are_kept() -> None:
 def test_what_is_forgotten_or_too_old_takes_no_room() -> None:
     staged = Staged()
     for number in range(4):
-        staged.keep(epoch(number), 0, 0, part(at_s=number))
-        staged.keep(epoch(number, "other"), 0, 0, part(at_s=number))
+        staged.keep(arrival(number), 0, part(at_s=number))
+        staged.keep(arrival(number, "other"), 0, part(at_s=number))
     staged.forget(lambda each: each.resident == "other" and each.turn <= Turn(Epoch(1)))
     assert staged.rows == 2 * 6
     staged.expire(STAGED_S_MAX + 2.5)
@@ -73,13 +77,14 @@ def known(each: StagedEpoch) -> bool:
 
 
 def arrive(staged: Staged, each: StagedEpoch, new: StagedPart, partition: int = 0, attempt: int = 0) -> None:
-    arrival = Arrival(each, partition, new.at_s)
+    coming = Arrival(each, partition, new.at_s)
     try:
-        staged.admit(arrival, new.nbytes, known)
-        staged.leave(arrival)
-        staged.keep(each, partition, attempt, new)
+        staged.admit(coming, new.nbytes, known)
+        assert staged.arriving == new.nbytes
+        staged.keep(coming, attempt, new)
+        assert staged.arriving == 0
     finally:
-        staged.leave(arrival)
+        staged.leave(coming)
         staged.validate()
         assert staged.nbytes <= staged.limit
         assert staged.arriving == 0

@@ -145,12 +145,11 @@ class Core:
                 parts.append(checked)
             part = StagedPart(parts, digest % (1 << 64), now_s)
             with self._lock:
-                self._staged.leave(arrival)
                 # What comes after its epoch was applied is a zombie's, and nobody will ask for it.
                 if not holding.has_seen(message.writer, message.turn):
                     # An epoch begins when the one before is decided: nobody will ask for that one's any more.
                     self._staged.forget(lambda other: other[:2] == epoch[:2] and other.turn < epoch.turn)
-                    self._staged.keep(epoch, message.partition, message.attempt, part)
+                    self._staged.keep(arrival, message.attempt, part)
         finally:
             self._staged.leave(arrival)
         return StageDone(rows=part.rows, digest=part.digest)

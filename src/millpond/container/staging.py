@@ -99,19 +99,19 @@ class Staged:
             self.arriving += nbytes
 
     def leave(self, arrival: Arrival) -> None:
-        """Its part is whole, or will never be."""
+        """Its part is kept, or will never be whole."""
         with self._lock:
-            self.arriving -= arrival.nbytes
-            arrival.nbytes = 0
+            self._leave(arrival)
 
-    def keep(self, epoch: StagedEpoch, partition: int, attempt: int, part: StagedPart) -> None:
-        """The same attempt sent again replaces what it sent before."""
+    def keep(self, arrival: Arrival, attempt: int, part: StagedPart) -> None:
+        """The part is whole. The same attempt sent again replaces what it sent before."""
         with self._lock:
-            attempts = self._epochs.setdefault(epoch, {})
-            self._remove(attempts, (partition, attempt))
-            attempts[partition, attempt] = part
+            self._leave(arrival)
+            attempts = self._epochs.setdefault(arrival.epoch, {})
+            self._remove(attempts, (arrival.partition, attempt))
+            attempts[arrival.partition, attempt] = part
             self.nbytes += part.nbytes
-            others = [key for key in attempts if key[0] == partition]
+            others = [key for key in attempts if key[0] == arrival.partition]
             for key in others[:-ATTEMPTS_KEPT]:
                 self._remove(attempts, key)
 
@@ -170,6 +170,10 @@ class Staged:
             if self._missing(nbytes) <= 0 or ranks[epoch] <= ranks[newest]:
                 return
             self._forget(epoch)
+
+    def _leave(self, arrival: Arrival) -> None:
+        self.arriving -= arrival.nbytes
+        arrival.nbytes = 0
 
     def _forget(self, epoch: StagedEpoch) -> None:
         attempts = self._epochs.pop(epoch)
