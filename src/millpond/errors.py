@@ -269,6 +269,12 @@ class Unauthorised(MillpondError, PermissionError):
     """A call without a token, or with one that does not permit it."""
 
 
+def token_refused(address: str) -> Unauthorised:
+    return Unauthorised(
+        f"{address} refused the token", hint="the pond's token is in the file `token` under its root"
+    )
+
+
 class NotThePond(MillpondError, ConnectionError):
     """Whoever listens at the address could not show that it is the pond of the token. It was told nothing."""
 
@@ -305,6 +311,10 @@ class Unavailable(MillpondError, ConnectionError):
     """A container or the pond that does not answer."""
 
     fields = ("address",)
+
+
+def no_answer(address: str, why: str) -> Unavailable:
+    return Unavailable(f"{address} does not answer ({why})", hint="is the pond running?", address=address)
 
 
 class StageLost(MillpondError, RuntimeError):

@@ -26,12 +26,14 @@ from millpond.errors import (
     Unauthorised,
     Unavailable,
     error_named,
+    no_answer,
+    token_refused,
 )
 from millpond.wire.base import Call, Exchange, Read, Request
 from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, decode, encode
 from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
 from millpond.wire.handshake import read_only_token
-from millpond.wire.sockets import POND, SCHEME, SocketDirectory, address_of, name_in
+from millpond.wire.sockets import POND, SCHEME, SocketDirectory, name_in
 from millpond.wire.tunnel import Tunnel
 
 # gRPC carries errors in trailers, which are small.
@@ -115,7 +117,7 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
         if not token:
             raise BadOption("a pond does not listen without a token", option="token")
         self._handler = handler
-        self.address = address_of(sockets.path, name)
+        self.address = sockets.address_of(name)
         super().__init__(f"grpc+unix://{sockets.path_of(name)}", middleware=self.middleware(token))
 
     @staticmethod
@@ -332,11 +334,7 @@ def _from_wire(error: BaseException, address: str) -> MillpondError:
         body = msgspec.msgpack.decode(extra)
         return error_named(body["code"])(body["message"], hint=body["hint"], **body["attributes"])
     if isinstance(error, fl.FlightUnauthenticatedError):
-        return Unauthorised(
-            f"{address} refused the token", hint="the pond's token is in the file `token` under its root"
-        )
+        return token_refused(address)
     if isinstance(error, pa.ArrowInvalid):
         return BadMessage(str(error))
-    return Unavailable(
-        f"{address} does not answer ({type(error).__name__})", hint="is the pond running?", address=address
-    )
+    return no_answer(address, type(error).__name__)

@@ -1,7 +1,7 @@
 """The pond's only TCP port: it lets in who shows that they know the pond's secret, and passes their bytes on.
 
 Behind it, all that serves listens on Unix sockets of the pond's owner. Until a handshake is done (`wire.handshake`),
-nothing but the gate itself sees a byte, and what it keeps for a connection is a handle and at most 145 bytes.
+nothing but the gate itself sees a byte, and of a connection it takes no more than 145.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 
 from millpond.errors import BadMessage, BadOption, MillpondError
 from millpond.wire import handshake
+from millpond.wire.handshake import address_of
 from millpond.wire.pumping import Pumped
 from millpond.wire.sieve import Sieve, Turnstile
 from millpond.wire.sockets import SocketDirectory
@@ -88,11 +88,6 @@ class Gate:
             admitted = list(self._admitted)
         for pumped in admitted:
             pumped.close()
-
-    @property
-    def figures(self) -> dict[str, int]:
-        with self._lock:
-            return {"handshakes": len(self._pending), "connections": len(self._admitted)}
 
     def _serve(self) -> None:
         while not self._closing:
@@ -229,9 +224,3 @@ def _is_over(pumped: Pumped, sieve: Sieve | None, now: float) -> bool:
 def _refuse(connection: socket.socket, why: bytes) -> None:
     with suppress(OSError):
         connection.sendall(why)
-
-
-def address_of(name: Any) -> str:
-    """`host:port` of a socket's name."""
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

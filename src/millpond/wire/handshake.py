@@ -21,7 +21,7 @@ import re
 import secrets
 import struct
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -37,6 +37,12 @@ PROOF_BYTES = 32
 WELCOME, REFUSED, BUSY, GONE = b"W", b"R", b"B", b"G"
 _READ_PREFIX = "read."
 _FULL_PATTERN = r"[A-Za-z0-9_-]{32,128}\Z"
+
+
+def address_of(name: Any) -> str:
+    """`host:port` of a socket's name, as both sides sign it."""
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Hello(NamedTuple):

@@ -29,7 +29,6 @@ class Pumped:
         ended: Callable[[Pumped], None] = lambda pumped: None,
     ) -> None:
         self._outer, self._inner = outer, inner
-        self._check = check
         self._ended = ended
         self._lock = threading.Lock()
         self._running = 2

@@ -33,10 +33,6 @@ def container_name(container: int) -> str:
     return f"container-{container}-{secrets.token_hex(8)}"
 
 
-def address_of(directory: str, name: str) -> str:
-    return f"{SCHEME}{directory}/{name}"
-
-
 def name_in(address: str) -> str:
     """The last part of an address: which server is meant, whatever the way to it."""
     return address.rpartition("/")[2]
@@ -92,9 +88,13 @@ class SocketDirectory:
             raise BadOption(f"{name!r} is no name of a socket", option="address")
         return f"{self._base}/{name}"
 
+    def address_of(self, name: str) -> str:
+        """What other processes of this user call the socket of that name."""
+        return f"{SCHEME}{self.path}/{name}"
+
     def clear(self) -> None:
         """Removes sockets that were left behind."""
-        for name in os.listdir(self.path):
+        for name in os.listdir(self._base):
             path = f"{self._base}/{name}"
             with suppress(FileNotFoundError):
                 if stat.S_ISSOCK(os.lstat(path).st_mode):

@@ -13,9 +13,8 @@ import threading
 import weakref
 from contextlib import suppress
 
-from millpond.errors import MillpondError, NotThePond, Unauthorised, Unavailable
+from millpond.errors import MillpondError, NotThePond, no_answer, token_refused
 from millpond.wire import handshake
-from millpond.wire.gate import address_of
 from millpond.wire.pumping import Pumped
 from millpond.wire.sockets import SocketDirectory
 
@@ -50,7 +49,7 @@ class Tunnel:
         try:
             outer = self._dial()
         except Exception as error:  # noqa: BLE001 - told to who asked, in another thread
-            self.problem = error if isinstance(error, MillpondError) else self._unavailable(repr(error))
+            self.problem = error if isinstance(error, MillpondError) else no_answer(self.address, repr(error))
             inner.close()
             return
         self.problem = None
@@ -65,7 +64,7 @@ class Tunnel:
         try:
             outer = socket.create_connection((host.strip("[]"), int(port)), HANDSHAKE_S)
         except (OSError, OverflowError, ValueError) as error:
-            raise self._unavailable(str(error)) from None
+            raise no_answer(self.address, str(error)) from None
         try:
             hello = self._credentials.hello(self._server)
             outer.sendall(hello)
@@ -76,28 +75,20 @@ class Tunnel:
                     hint="is a pond of the same version of millpond open at this address?",
                     address=self.address,
                 )
-            outer.sendall(self._credentials.proof(hello, offer, address_of(outer.getpeername())))
+            outer.sendall(self._credentials.proof(hello, offer, handshake.address_of(outer.getpeername())))
             self._check(_received(outer, 1))
         except OSError as error:
             outer.close()
-            raise error if isinstance(error, MillpondError) else self._unavailable(str(error)) from None
+            raise error if isinstance(error, MillpondError) else no_answer(self.address, str(error)) from None
         return outer
 
     def _check(self, answer: bytes) -> None:
         if answer == handshake.WELCOME:
             return
         if answer == handshake.REFUSED:
-            raise Unauthorised(
-                f"{self.address} refused the token",
-                hint="the pond's token is in the file `token` under its root",
-            )
+            raise token_refused(self.address)
         why = {handshake.BUSY: "it has too many connections", handshake.GONE: f"{self._server} has ended"}
-        raise self._unavailable(why.get(answer, "it hung up"))
-
-    def _unavailable(self, why: str) -> Unavailable:
-        return Unavailable(
-            f"{self.address} does not answer ({why})", hint="is the pond running?", address=self.address
-        )
+        raise no_answer(self.address, why.get(answer, "it hung up"))
 
     def _forget(self, pumped: Pumped) -> None:
         with self._lock:
