@@ -136,7 +136,7 @@ LIES: dict[str, bytes] = {
         *(field(number, part) for number, part in zip((2, 1000), head_and_body("lz4", True), strict=True))
     ),
     "a head that cannot be read": flight_data(field(2, b"\xff" * 40), field(1000, b"x")),
-    "a head beyond its limit": flight_data(field(2, b"\0" * (sieve.HEADER_BYTES_MAX + 1)), field(1000, b"x")),
+    "a head beyond its limit": flight_data(field(2, b"\0" * (sieve.HEAD_BYTES_MAX + 1)), field(1000, b"x")),
     "a field that is longer than its message": flight_data(varint(1000 << 3 | 2) + varint(99)),
     "a field's number that has no end": flight_data(b"\xff" * 11),
     "a field of another kind": flight_data(varint(2 << 3 | 3)),

@@ -13,8 +13,8 @@ from millpond.errors import BadMessage
 
 Kind = Literal["schema", "record batch", "dictionary batch", "other"]
 
-HEAD_BYTES_MAX = 4 << 20
-"""Arrow makes some hundred bytes of each column that a schema names: a million of them are not read."""
+HEAD_BYTES_MAX = 1 << 20
+"""Arrow makes some hundred bytes of each column that a schema names: what names too many is not read."""
 
 _UOFFSET = struct.Struct("<I")
 _SOFFSET = struct.Struct("<i")

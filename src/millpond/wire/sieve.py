@@ -12,7 +12,7 @@ import threading
 import time
 
 from millpond.errors import BadMessage
-from millpond.wire.ipc import is_compressed
+from millpond.wire.ipc import HEAD_BYTES_MAX, is_compressed
 
 MESSAGE_BYTES_MAX = 40 << 20
 """Clients aim at 32 MiB."""
@@ -21,8 +21,6 @@ LARGE_BYTES_MAX = 80 << 20
 """Of the large messages that one connection has under way."""
 LARGE_S = 30.0
 """How long a connection may have large messages under way, and how long another waits for its turn."""
-HEADER_BYTES_MAX = 1 << 20
-"""Of an Arrow message, without its rows: a schema, or where a batch's buffers are."""
 CALLS_MAX = 64
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_HEAD = 9
@@ -225,7 +223,7 @@ class _Fields:
         while at < size:
             if self._rest:
                 step = min(self._rest, size - at)
-                if self._tag >> 3 == _DATA_HEADER and len(self._header) <= HEADER_BYTES_MAX:
+                if self._tag >> 3 == _DATA_HEADER and len(self._header) <= HEAD_BYTES_MAX:
                     self._header += data[at : at + step]
                 self._rest -= step
                 at += step
@@ -273,8 +271,6 @@ class _Fields:
 
 def _may_swell(header: bytearray) -> bool:
     """The body of an action stands at the same place as the head of a batch, and is no such thing."""
-    if len(header) > HEADER_BYTES_MAX:
-        return True
     try:
         return is_compressed(bytes(header))
     except BadMessage:
