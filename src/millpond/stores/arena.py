@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from millpond.kernels import compaction, versions
 from millpond.kernels import control as at
-from millpond.stores.room import grown
+from millpond.stores.growing import grown
 
 SMALLEST_TIME = compaction.SMALLEST_TIME
 # Below this many rows a rewrite is not worth its while.

@@ -18,12 +18,12 @@ class Budget(Protocol):
         """Raises if there is not so much left, and then takes nothing."""
 
 
-class Unlimited:
+class _Unlimited:
     def claim(self, nbytes: int) -> None:
         pass
 
 
-UNLIMITED = Unlimited()
+UNLIMITED = _Unlimited()
 
 
 def bytes_of_ranges(array: pa.Array, begin: NDArray[np.int64], end: NDArray[np.int64]) -> int:

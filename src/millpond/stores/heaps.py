@@ -14,9 +14,9 @@ from millpond.kernels import buffers
 from millpond.kernels import control as at
 from millpond.stores import views
 from millpond.stores.budget import UNLIMITED, Budget, bytes_of_ranges
+from millpond.stores.growing import grown
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
-from millpond.stores.room import grown
 
 # So many distinct values are always kept once each; more only while there are this many rows for each.
 _DISTINCT_MIN = 4096

@@ -9,8 +9,8 @@ from millpond.kernels import control as at
 from millpond.kernels import index, slot_hashing
 from millpond.schema import KeyKind
 from millpond.stores import views
+from millpond.stores.growing import grown
 from millpond.stores.keys import Keys
-from millpond.stores.room import grown
 
 _FIRST_CAPACITY = 16
 _NO_TABLE: NDArray[np.int64] = np.empty((0, 2), np.int64)

@@ -20,9 +20,9 @@ from millpond.errors import WrongColumn
 from millpond.kernels import control as at
 from millpond.stores import views
 from millpond.stores.budget import UNLIMITED, Budget
+from millpond.stores.growing import grown
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
-from millpond.stores.room import grown
 from millpond.stores.strings import Strings
 from millpond.stores.threads import in_parts
 
