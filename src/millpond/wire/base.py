@@ -21,14 +21,17 @@ CALL_S = 120.0
 # Recovery, checkpoints and user code take as long as there is much to do; a commit waits for a container to recover.
 LONG_CALL_S = 3600.0
 
+_NAME = r"[a-z0-9_]{1,64}"
+_QUERY = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_DIRECTORY = r"t[0-9]{8}-c[0-9]{4}"
 # `\Z`, not `$`: a name does not end in a line break either.
-NAME_PATTERN = r"^[a-z0-9_]{1,64}\Z"
+NAME_PATTERN = rf"^{_NAME}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 # A Spark query id, or LOCAL_QUERY for operators on Arrow tables.
 LOCAL_QUERY = "local"
-QUERY_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z"
+QUERY_PATTERN = rf"^{_QUERY}\Z"
 Query = Annotated[str, msgspec.Meta(pattern=QUERY_PATTERN)]
-Writer = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}@[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
+Writer = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME}@{_QUERY}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 KindOfTime = Literal["", "timestamp", "long"]
 """Empty as long as nobody has told."""
@@ -38,11 +41,11 @@ SliceId = NewType("SliceId", int)
 """One of the pond's slices, counted from 0."""
 ResidentId = NewType("ResidentId", str)
 """A resident's name on disk, which no later one of the same name has."""
-IdOnDisk = Annotated[ResidentId, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}\.[0-9]{1,19}\Z")]
+IdOnDisk = Annotated[ResidentId, msgspec.Meta(pattern=rf"^{_NAME}\.[0-9]{{1,19}}\Z")]
 """The same, held to its form: it becomes part of a path."""
-Directory = Annotated[str, msgspec.Meta(pattern=r"^t[0-9]{8}-c[0-9]{4}\Z")]
+Directory = Annotated[str, msgspec.Meta(pattern=rf"^{_DIRECTORY}\Z")]
 """That of one incarnation of a container."""
-DirectoryOrNone = Annotated[str, msgspec.Meta(pattern=r"^(t[0-9]{8}-c[0-9]{4})?\Z")]
+DirectoryOrNone = Annotated[str, msgspec.Meta(pattern=rf"^({_DIRECTORY})?\Z")]
 ListToken = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,32}\Z")]
 """Names a list of waiting rows; empty where none wait."""
 Term = NewType("Term", int)
