@@ -1,7 +1,8 @@
 """The process of an embedded container, `python -m millpond.container.process ROOT SOCKETS CONTAINER THREADS ... LINE`.
 
-It serves at a Unix socket in the directory SOCKETS, says where on the socket that it inherits as file descriptor LINE, and ends when the parent
-hangs up, that is, with its parent, however that ended. Its standard output is its log, its standard input empty.
+It serves at a Unix socket in the directory SOCKETS, says where on the socket that it inherits as file descriptor LINE,
+and ends when the parent hangs up, that is, with its parent, however that ended. Its standard output is its log, its
+standard input empty.
 """
 
 from __future__ import annotations
@@ -109,9 +110,8 @@ def main(
     try:
         token = private.read_text(os.path.join(root, "token")).strip()
         limits = Guard(code_seconds) if trust == "all" else NoCode()
-        # For rows: what is left beside the code.
-        room = max(memory - OWN_BYTES, memory // 4)
-        means = Means(ThreadRunner(threads), threads, limits, memory=room)
+        for_rows = max(memory - OWN_BYTES, memory // 4)
+        means = Means(ThreadRunner(threads), threads, limits, memory=for_rows)
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))
         server = FlightService(service, token, SocketDirectory(sockets), container_name(container))
     except (MillpondError, OSError) as error:

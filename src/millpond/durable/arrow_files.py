@@ -19,8 +19,9 @@ from typing import Final, NoReturn
 import pyarrow as pa
 
 from millpond.durable.crashpoints import reach
-from millpond.durable.files import AnyPath, Files
+from millpond.durable.files import Files
 from millpond.errors import BadOption, CorruptFile, WriteFailed
+from millpond.private import AnyPath
 
 VERSION: Final = 1
 MAGIC: Final = b"MILLPOND"

@@ -17,8 +17,8 @@ from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 import pyarrow as pa
 
 from millpond import private
+from millpond.private import AnyPath
 
-AnyPath: TypeAlias = str | os.PathLike[str]
 AnyBuffer: TypeAlias = bytes | memoryview | pa.Buffer
 
 

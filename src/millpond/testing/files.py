@@ -13,7 +13,8 @@ from typing import Literal, NoReturn, TypeAlias
 import pyarrow as pa
 
 from millpond.durable.crashpoints import SimulatedCrash
-from millpond.durable.files import AnyBuffer, AnyPath
+from millpond.durable.files import AnyBuffer
+from millpond.private import AnyPath
 
 _dirname = lru_cache(maxsize=4096)(os.path.dirname)
 _normalized = lru_cache(maxsize=4096)(os.path.abspath)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from millpond.durable.files import AnyBuffer, AnyPath
+from millpond.durable.files import AnyBuffer
+from millpond.private import AnyPath
 from millpond.stores.waiting import WAITING
 from millpond.testing.files import Loss, LossyFiles
 from millpond.testing.simulation.faults import Faults
