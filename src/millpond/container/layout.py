@@ -221,7 +221,7 @@ def snapshot_directory(root: str, resident_id: ResidentId) -> str:
 
 
 def snapshot_name(slice_id: int, term: int, number: int) -> str:
-    """Names of one slice's snapshots sort by age."""
+    """No other snapshot of the slice has this name, whichever container wrote it."""
     return f"s{slice_id:05d}-t{term:08d}-n{number:06d}.arrow"
 
 

@@ -51,7 +51,7 @@ class SocketDirectory:
             ) from None
         self._close = weakref.finalize(self, os.close, handle)
         found = os.fstat(handle)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        if found.st_uid != os.geteuid() or found.st_mode & private.OTHERS:
             self.close()
             raise Unauthorised(
                 f"the sockets in {path} are not this user's own: nothing was sent there",
