@@ -468,8 +468,8 @@ class MortalContainer(ContainerService):
     def call(self, message: Any) -> Any:
         return self._alive(lambda: super(MortalContainer, self).call(message))
 
-    def exchange(self, message: Any, batches: Any) -> Any:
-        return self._alive(lambda: super(MortalContainer, self).exchange(message, batches))
+    def exchange(self, message: Any, batches: Any, reads_only: bool = False) -> Any:
+        return self._alive(lambda: super(MortalContainer, self).exchange(message, batches, reads_only))
 
     def read(self, message: Any) -> Any:
         return self._alive(lambda: super(MortalContainer, self).read(message))

@@ -266,6 +266,39 @@ def test_many_idle_connections_cost_a_bounded_number_of_handles(served: Served) 
     assert settles(lambda: handles() <= before + 8)
 
 
+def test_a_flood_of_connections_ends_nothing_and_keeps_nobody_out(served: Served) -> None:
+    """Some say nothing, some a byte just when they are ended, some the first step of a handshake."""
+    ends = threading.Event()
+
+    def flood(first: bytes) -> None:
+        connections: list[socket.socket] = []
+        while not ends.is_set():
+            with suppress(OSError):
+                connections.append(dialled(served.pond.address))
+                connections[-1].sendall(first)
+            for other in connections[-80:]:
+                with suppress(OSError):
+                    other.send(b"" if first else b"x")
+            for old in connections[:-80]:
+                old.close()
+            del connections[:-80]
+        for connection in connections:
+            connection.close()
+
+    firsts = [b"", b"", handshake.Credentials(served.token).hello("pond")]
+    threads = [threading.Thread(target=flood, args=(first,)) for first in firsts]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(2)
+        assert settles(lambda: _joins(served))
+    finally:
+        ends.set()
+        for thread in threads:
+            thread.join()
+    assert _joins(served)
+
+
 def test_what_is_sent_before_the_handshake_reaches_nobody(served: Served) -> None:
     """HTTP/2, a bomb of gzip, noise: the connection is closed after the first bytes, and nothing is kept."""
     before = resident_bytes()
@@ -347,6 +380,74 @@ def test_closing_a_pond_ends_its_connections(tmp_path: Path) -> None:
     assert settles(lambda: set(threading.enumerate()) <= threads)
     assert settles(lambda: handles() <= before + 2)
     assert not (tmp_path / "pond" / "sockets").exists()
+
+
+def test_closing_a_pond_waits_for_no_turn_of_its_readers(tmp_path: Path) -> None:
+    """Of two that have large messages, the one that came first waits for the other."""
+    pond = mp.open(tmp_path / "pond", threads=1, slices=1, port=0)
+    try:
+        token = (tmp_path / "pond" / "token.read").read_text().strip()
+        large = b"\0" + (8 << 20).to_bytes(4)
+        begun = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x01\x04\0\0\0\x01\0\0\5\0\0\0\0\0\x01" + large
+        first, second = (shaken(pond.address, token, "pond") for _ in range(2))
+        with first, second:
+            second.sendall(begun)
+            time.sleep(0.5)
+            first.sendall(begun)
+            time.sleep(0.5)
+            began = time.monotonic()
+            pond.close()
+            assert time.monotonic() - began < 10
+    finally:
+        pond.close()
+
+
+def shaken(address: str, token: str, server: str) -> socket.socket:
+    """A connection to a server behind the gate."""
+    credentials = handshake.Credentials(token)
+    connection = dialled(address)
+    hello = credentials.hello(server)
+    connection.sendall(hello)
+    offer = connection.recv(handshake.OFFER.size, socket.MSG_WAITALL)
+    connection.sendall(credentials.proof(hello, offer, address))
+    assert connection.recv(1) == handshake.WELCOME
+    return connection
+
+
+def test_a_server_that_accepts_nobody_holds_nobody_up(served: Served) -> None:
+    name = "container-9-0000000000000000"
+    path = served.root / "sockets" / name
+    with socket.socket(socket.AF_UNIX) as idle, socket.socket(socket.AF_UNIX) as waiting:
+        here = os.getcwd()
+        os.chdir(path.parent)
+        try:
+            idle.bind(name)
+            idle.listen(0)
+            waiting.connect(name)
+        finally:
+            os.chdir(here)
+        with pytest.raises(AssertionError):
+            shaken(served.pond.address, served.reading, name)
+        assert _joins(served)
+    path.unlink()
+
+
+def test_a_child_that_was_forked_ends_nothing_of_its_parents(served: Served) -> None:
+    tunnel = Tunnel(served.pond.address, "pond", served.token)
+    directory = Path(tunnel._directory.path)
+    child = os.fork()
+    if child == 0:
+        tunnel._stop()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert directory.exists()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(tunnel.path)
+        connection.settimeout(10)
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        assert connection.recv(1) == b"\0"
+    tunnel.close()
+    assert not directory.exists()
 
 
 def test_a_connection_that_is_forgotten_leaves_nothing(served: Served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -174,6 +175,24 @@ def test_the_exchanges_of_a_container_share_its_room() -> None:
     assert room.nbytes == 0
 
 
+def test_readers_take_half_of_the_room_at_most() -> None:
+    """They may never receive their answers; those of others have room all the same."""
+    room = Room(100)
+    readers = [room.share(20, reads_only=True), room.share(30, reads_only=True)]
+    with pytest.raises(Unavailable):
+        room.share(1, reads_only=True)
+    others = [room.share(50)]
+    with pytest.raises(Unavailable):
+        readers[0].claim(1)
+    readers.pop().close()
+    others.append(room.share(20))
+    with pytest.raises(Unavailable):
+        room.share(11, reads_only=True)
+    for share in [*readers, *others]:
+        share.close()
+    assert (room.nbytes, room.reading_nbytes) == (0, 0)
+
+
 @pytest.fixture
 def sockets(tmp_path: Path) -> Iterator[SocketDirectory]:
     tmp_path.chmod(0o700)
@@ -294,6 +313,60 @@ def test_idle_calls_of_a_reader_do_not_keep_others_out(
             reader.close()
             owner.close()
             server.shutdown()
+
+
+def test_readers_read_few_slices_at_a_time(
+    pond: LocalPond, monkeypatch: pytest.MonkeyPatch, sockets: SocketDirectory
+) -> None:
+    """Each holds a slice until it is received; exchanges of a reader take from a share of the room."""
+    monkeypatch.setattr(flight, "READING_SLICES_MAX", 1)
+    service = pond.hosting.services[0]
+    server = FlightService(service, "secret", sockets, "here")
+    reader = FlightConnection(server.address, read_only_token("secret"))
+    owner = FlightConnection(server.address, "secret")
+    begun, goes_on = threading.Event(), threading.Event()
+    asked = service.read
+
+    def slow(message: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(20)
+        return asked(message)
+
+    monkeypatch.setattr(service, "read", slow)
+    message = ReadSlices("texts", math.inf, [SliceId(0)])
+    first = threading.Thread(target=reader.read, args=(message,))
+    first.start()
+    try:
+        assert begun.wait(20)
+        with pytest.raises(Unavailable, match="1 calls are under way"):
+            reader.read(message)
+        goes_on.set()
+        assert owner.read(message).num_rows == 2
+        first.join()
+        wait_until(lambda: _reads(reader, message))
+        message_, batch = AMPLIFIED["latest texts"]
+        few = SlicedBatch(batch.slice(0, 2), counts_of(0, 1, 2))
+        room = Room(2 * LIMIT)
+        monkeypatch.setattr(service, "_room", room)
+        hog = room.share(LIMIT, reads_only=True)
+        with pytest.raises(Unavailable):
+            reader.exchange(message_, [few])
+        assert owner.exchange(message_, [few]).batch is not None
+        hog.close()
+    finally:
+        goes_on.set()
+        first.join()
+        reader.close()
+        owner.close()
+        server.shutdown()
+
+
+def _reads(connection: FlightConnection, message: ReadSlices) -> bool:
+    try:
+        connection.read(message)
+    except Unavailable:
+        return False
+    return True
 
 
 # Memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,8 +19,11 @@ import pytest
 import millpond as mp
 from millpond.errors import BadMessage
 from millpond.wire import gate, sieve
+from millpond.wire.codec import encode
+from millpond.wire.ipc import HEAD_BYTES_MAX
 from millpond.wire.sieve import Sieve, Turnstile
 from millpond.wire.sockets import name_in
+from millpond.wire.states import Question
 from millpond.wire.tunnel import Tunnel
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -84,6 +88,93 @@ def all_or_no_step_passes(data: bytes) -> bool:
     return answer
 
 
+class Flat:
+    """A flatbuffer, written by hand: what Arrow's own builder would write once for each may lie here once for all."""
+
+    def __init__(self) -> None:
+        self.data = bytearray(4)
+
+    def _aligned(self, size: int) -> int:
+        self.data += bytes(-len(self.data) % size)
+        return len(self.data)
+
+    def table(self, *fields: tuple[int, str, int]) -> tuple[int, dict[int, int]]:
+        """Fields by place, form and value; where it is, and where they are."""
+        count = max((place for place, _, _ in fields), default=-1) + 1
+        places = self._aligned(8)
+        self.data += bytes(4 + 2 * count)
+        at = self._aligned(8)
+        self.data += struct.pack("<i", at - places)
+        found = {}
+        for place, form, value in fields:
+            found[place] = self._aligned(struct.calcsize(form))
+            self.data += struct.pack(f"<{form}", value)
+            struct.pack_into("<H", self.data, places + 4 + 2 * place, found[place] - at)
+        struct.pack_into("<HH", self.data, places, 4 + 2 * count, len(self.data) - at)
+        return at, found
+
+    def links(self, count: int) -> list[int]:
+        """Of a list, whose place is that of the first minus 4."""
+        at = self._aligned(4)
+        self.data += struct.pack("<I", count) + bytes(4 * count)
+        return [at + 4 + 4 * number for number in range(count)]
+
+    def text(self, size: int) -> int:
+        at = self._aligned(4)
+        self.data += struct.pack("<I", size) + b"x" * size + b"\0"
+        return at
+
+    def link(self, place: int, to: int) -> None:
+        struct.pack_into("<I", self.data, place, to - place)
+
+
+def schema(times: int, size: int, where: str, endianness: int = 0) -> bytes:
+    """The head of a schema that names a text of `size` so many times."""
+    flat = Flat()
+    root, message = flat.table((0, "h", 4), (1, "B", 1), (2, "I", 0), (3, "q", 0), (4, "I", 0))
+    flat.link(0, root)
+    head, fields = flat.table((0, "h", endianness), (1, "I", 0), (2, "I", 0))
+    flat.link(message[2], head)
+    lists = {"columns": fields[1], "metadata": fields[2], "the message's metadata": message[4]}
+    is_column = where not in lists
+    wanted = "columns" if is_column else where
+    for name, place in lists.items():
+        links = flat.links(times if name == wanted else 0)
+        flat.link(place, (links[0] if links else len(flat.data)) - 4)
+        if name == "columns" and links:
+            column, parts = flat.table(
+                (0, "I", 0), (1, "B", 1), (2, "B", 10 if where == "zones" else 2), (3, "I", 0), (5, "I", 0)
+            )
+            if where == "zones":
+                type_, zone = flat.table((0, "h", 0), (1, "I", 0))
+                flat.link(zone[1], flat.text(size))
+            else:
+                type_, _ = flat.table((0, "i", 64), (1, "B", 1))
+            flat.link(parts[3], type_)
+            flat.link(parts[0], flat.text(size if where == "columns" else 1))
+            flat.links(0)
+            flat.link(parts[5], len(flat.data) - 4)
+        elif links:
+            column, parts = flat.table((0, "I", 0), (1, "I", 0))
+            text = flat.text(size)
+            flat.link(parts[0], text)
+            flat.link(parts[1], text)
+        for link in links:
+            flat.link(link, column)
+    return bytes(flat.data) + bytes(-len(flat.data) % 8)
+
+
+WHERE = ("columns", "zones", "metadata", "the message's metadata")
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_schema_of_modest_size_passes_and_is_what_it_says(where: str) -> None:
+    head = schema(3, 5, where)
+    assert passes(flight_data(field(2, head)))
+    found = pa.ipc.read_schema(pa.py_buffer(struct.pack("<Ii", -1 & 0xFFFFFFFF, len(head)) + head))
+    assert len(found) == (3 if where in ("columns", "zones") else 0)
+
+
 PLAIN_HEAD, PLAIN_BODY = head_and_body(None)
 ZSTD_HEAD, ZSTD_BODY = head_and_body("zstd")
 
@@ -140,6 +231,16 @@ LIES: dict[str, bytes] = {
     "a field that is longer than its message": flight_data(varint(1000 << 3 | 2) + varint(99)),
     "a field's number that has no end": flight_data(b"\xff" * 11),
     "a field of another kind": flight_data(varint(2 << 3 | 3)),
+    "a number where Arrow takes bytes": flight_data(varint(2 << 3) + varint(0)),
+    "more fields than any client sends": flight_data(field(9, b"") * 17),
+    "a head that cannot be read, without a body": flight_data(field(2, b"\xff" * 40)),
+    "a head beyond its limit, without a body": flight_data(field(2, b"\0" * (HEAD_BYTES_MAX + 1))),
+    "rows of another machine": flight_data(field(2, schema(1, 1, "columns", endianness=1))),
+    "as many columns as it has bytes": flight_data(field(2, schema(20_000, 1, "columns"))),
+    **{
+        f"one long text, many times: {where}": flight_data(field(2, schema(50, 50_000, where)))
+        for where in WHERE
+    },
     "half a number": flight_data(b"\x80"),
     "more calls than may be under way": PREFACE
     + b"".join(frame(HEADERS, stream=2 * n + 1) for n in range(sieve.CALLS_MAX + 1)),
@@ -188,7 +289,7 @@ def test_one_connection_at_a_time_has_large_messages_under_way(monkeypatch: pyte
     monkeypatch.setattr(sieve, "LARGE_S", 0.1)
     turnstile = Turnstile()
     first, second = Sieve(turnstile), Sieve(turnstile)
-    size = sieve.LARGE_BYTES_MAX // 2
+    size = sieve.LARGE_BYTES_MAX // 2 - 5
     first.feed(memoryview(PREFACE + large(size) + large(size, 3)))
     with pytest.raises(BadMessage, match="take too long"):
         second.feed(memoryview(PREFACE + large(size)))
@@ -198,16 +299,37 @@ def test_one_connection_at_a_time_has_large_messages_under_way(monkeypatch: pyte
     first.close()
     assert not first.is_overdue(time.monotonic() + 1)
     third = Sieve(turnstile)
-    # Small ones need no turn; what has ended, or was given up, has given it back.
+    # What has ended, or was given up, has given its turn back.
     for number in (1, 3, 5):
         third.feed(memoryview((PREFACE if number == 1 else b"") + large(size, number)))
         third.feed(memoryview(frame(RST_STREAM, b"\0" * 4, stream=number)))
     fourth = Sieve(turnstile)
     whole = message(field(1, b"x" * (sieve.LARGE_BYTES + 1)))
-    fourth.feed(memoryview(PREFACE + frame(HEADERS) + frame(DATA, whole) + large(size, 3)))
+    fourth.feed(memoryview(PREFACE + frame(HEADERS) + frame(DATA, whole, flags=END_STREAM) + large(size, 3)))
+    # Small ones need no turn.
     Sieve(turnstile).feed(memoryview(PREFACE + large(1000)))
     fourth.close()
     Sieve(turnstile).feed(memoryview(PREFACE + large(size)))
+
+
+def test_small_messages_together_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also such as are whole, of calls that do not end: whoever serves them holds what has come."""
+    monkeypatch.setattr(sieve, "LARGE_S", 0.1)
+    turnstile = Turnstile()
+    holder = Sieve(turnstile)
+    holder.feed(memoryview(PREFACE + large(2 * sieve.LARGE_BYTES)))
+    part = sieve.LARGE_BYTES // 4
+    many = b"".join(large(part, stream) for stream in (1, 3, 5, 7))
+    one = frame(HEADERS) + frame(DATA, message(field(1, b"x" * (part - 4)))) * 4
+    for begun in (many, one):
+        with pytest.raises(BadMessage, match="take too long"):
+            Sieve(turnstile).feed(memoryview(PREFACE + begun))
+    calm = Sieve(turnstile)
+    calm.feed(memoryview(PREFACE))
+    for number in range(20):
+        calm.feed(
+            memoryview(large(part, 2 * number + 1) + frame(RST_STREAM, b"\0" * 4, stream=2 * number + 1))
+        )
 
 
 # On a running pond
@@ -316,6 +438,33 @@ def test_a_bomb_of_compressed_rows_reaches_nobody(served: Served, compression: s
         with suppress(fl.FlightError, pa.ArrowException, OSError):
             writer.close()
     tunnel.close()
+
+
+def exchanged(served: Served, messages: list[bytes]) -> None:
+    tunnel = served.tunnel()
+    metadata = [("authorization", "Bearer " + (served.root / "token.read").read_text().strip())]
+    with grpc.insecure_channel(f"unix:{tunnel.path}") as channel:
+        call = channel.stream_stream("/arrow.flight.protocol.FlightService/DoExchange")
+        with pytest.raises(grpc.RpcError):
+            list(call(iter(messages), metadata=metadata, timeout=20))
+    tunnel.close()
+
+
+DESCRIPTOR = field(1, b"\x08\x02" + field(2, encode(Question("s", "latest"))))
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_schema_that_names_one_text_many_times_reaches_nobody(served: Served, where: str) -> None:
+    """Half a megabyte, of which Arrow would make 10 GB."""
+    bomb = schema(20_000, 500_000, where)
+    exchanged(served, [DESCRIPTOR, field(2, bomb)])
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_no_descriptor_reads_like_an_action(served: Served, last: bool) -> None:
+    """What stands beside an action's type is not looked at; of rows, Arrow reads nothing then."""
+    parts = [field(1, b"call"), field(2, schema(20_000, 500_000, "metadata"))]
+    exchanged(served, [DESCRIPTOR, b"".join(reversed(parts) if last else parts)])
 
 
 def test_calls_without_end_end_with_their_connection(served: Served) -> None:

@@ -36,7 +36,7 @@ class Echo:
             raise BadMessage("not here", hint="elsewhere")
         return Done()
 
-    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer:
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer:
         return Answer(Done(), next(batches).batch)
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

@@ -149,7 +149,7 @@ class ContainerService:
                 raise BadMessage(f"a container does not answer {type(message).__name__}")
         return Done()
 
-    def exchange(self, message: Any, batches: Iterator[SlicedBatch]) -> Answer[Any]:
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
         if isinstance(message, Stage):
             return Answer(self.core.stage(message, batches, self._runtime.now()))
         if not isinstance(message, Exchange):
@@ -157,7 +157,7 @@ class ContainerService:
         rows = next(batches, None)
         if rows is None or next(batches, None) is not None:
             raise BadMessage("questions come as one batch")
-        share = self._room.share(rows.batch.nbytes)
+        share = self._room.share(rows.batch.nbytes + rows.counts.nbytes, reads_only)
         try:
             answer = self.core.holding(message.resident).exchange(message, rows, share)
         except BaseException:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -42,24 +42,33 @@ _HEADER = "authorization"
 # Calls at the same time. Those with the read-only token take none from the others.
 CALLS_MAX = 1024
 READING_CALLS_MAX = 64
+# Of these, such that read whole slices: each holds one, for as long as it takes to be received.
+READING_SLICES_MAX = 4
 
 
 class _Caller(fl.ServerMiddleware):  # type: ignore[misc]
     """What the token of a call allows, as long as the call lasts."""
 
-    def __init__(self, reads_only: bool, ended: Callable[[], None]) -> None:
+    def __init__(self, reads_only: bool, calls: _Calls, slices: _Calls) -> None:
         super().__init__()
-        self._reads_only = reads_only
-        self._ended = ended
+        self.reads_only = reads_only
+        self._slices = slices
+        self._held = [calls]
 
     def call_completed(self, exception: Any) -> None:
-        self._ended()
+        for each in self._held:
+            each.end()
+
+    def begin_slices(self) -> None:
+        """It reads whole slices."""
+        self._slices.begin()
+        self._held.append(self._slices)
 
     def check(self, message: Any) -> None:
         """A read-only token asks and reads. It changes nothing, and sends no code."""
         reads = isinstance(message, Request) and message.reads
         code = isinstance(message, Request) and message.brings_code
-        if self._reads_only and (code or not reads):
+        if self.reads_only and (code or not reads):
             what = "send code" if code else f"ask for {type(message).__name__}"
             raise Unauthorised(
                 f"a read-only token cannot {what}",
@@ -75,6 +84,7 @@ class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         self._full = f"Bearer {token}".encode()
         self._reading = f"Bearer {read_only_token(token)}".encode()
         self._calls = {False: _Calls(CALLS_MAX), True: _Calls(READING_CALLS_MAX)}
+        self._slices = {False: _Calls(CALLS_MAX), True: _Calls(READING_SLICES_MAX)}
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Caller:
         given = str(headers.get(_HEADER, [""])[0]).encode()
@@ -84,7 +94,7 @@ class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         calls = self._calls[not full]
         with _ErrorsToWire():
             calls.begin()
-        return _Caller(not full, calls.end)
+        return _Caller(not full, calls, self._slices[not full])
 
 
 class _Calls:
@@ -138,8 +148,9 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _ErrorsToWire():
             message = decode(descriptor.command or b"")
-            _caller(context).check(message)
-            answer = self._handler.exchange(message, checked(message, _incoming(reader)))
+            caller = _caller(context)
+            caller.check(message)
+            answer = self._handler.exchange(message, checked(message, _incoming(reader)), caller.reads_only)
             try:
                 reply = encode(answer.message)
                 if answer.batch is None:
@@ -155,6 +166,7 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
         with _ErrorsToWire():
             message = decode(ticket.ticket)
             _caller(context).check(message)
+            _caller(context).begin_slices()
             schema, batches = self._handler.read(message)
         return fl.GeneratorStream(schema, _outgoing(batches))
 

@@ -86,14 +86,19 @@ class Gate:
             each.close()
         with self._lock:
             admitted = list(self._admitted)
+        # All at once: one may wait for another.
+        for pumped in admitted:
+            pumped.shut()
         for pumped in admitted:
             pumped.close()
 
     def _serve(self) -> None:
         while not self._closing:
-            for key, _ in self._selector.select(TICK_S):
+            events = [key for key, _ in self._selector.select(TICK_S)]
+            # Who has said something is heard before one more comes, which may end another.
+            for key in sorted(events, key=lambda key: key.fileobj is self._listener):
                 # Whatever a stranger sends, or the system lacks, concerns one connection.
-                with suppress(OSError, MillpondError):
+                with suppress(Exception):
                     key.data()
             now = time.monotonic()
             for pending in [pending for pending in self._pending if now > pending.deadline]:
@@ -143,9 +148,12 @@ class Gate:
                 _refuse(connection, handshake.BUSY)
                 raise BlockingIOError
             try:
+                # A server that accepts nobody holds nobody else up.
+                inner.setblocking(False)
                 inner.connect(self._sockets.path_of(name))
-            except OSError:
-                _refuse(connection, handshake.GONE)
+            except OSError as error:
+                is_busy = isinstance(error, BlockingIOError)
+                _refuse(connection, handshake.BUSY if is_busy else handshake.GONE)
                 raise
             connection.sendall(handshake.WELCOME)
         except OSError:

@@ -2,8 +2,9 @@
 
 It reads just as much of HTTP/2, of gRPC and of Flight's messages as it takes to refuse, before the last byte of a
 message is passed on: messages that are compressed, by gRPC or inside of Arrow (Millpond's own clients compress
-nothing), messages that are too large, and more calls at a time than one connection may have. Of all connections,
-one at a time has large messages under way: what gRPC holds of readers' messages stays small however many they are.
+nothing), messages that are too large, or become so when Arrow reads their head, and more calls at a time than one
+connection may have. Of all connections, one at a time has much under way, in calls that it has not ended: what is
+held of readers' messages stays small however many they are.
 """
 
 from __future__ import annotations
@@ -12,28 +13,32 @@ import threading
 import time
 
 from millpond.errors import BadMessage
-from millpond.wire.ipc import HEAD_BYTES_MAX, is_compressed
+from millpond.wire.ipc import HEAD_BYTES_MAX, describe
 
 MESSAGE_BYTES_MAX = 40 << 20
 """Clients aim at 32 MiB."""
 LARGE_BYTES = 1 << 20
+"""What a connection may have under way at any time: all messages of its calls, until they end."""
 LARGE_BYTES_MAX = 80 << 20
-"""Of the large messages that one connection has under way."""
+"""What it may have when it is its turn."""
 LARGE_S = 30.0
-"""How long a connection may have large messages under way, and how long another waits for its turn."""
+"""How long a turn lasts, and how long another waits for its own."""
 CALLS_MAX = 64
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_HEAD = 9
 _DATA, _HEADERS, _RST_STREAM = 0, 1, 3
 _END_STREAM, _PADDED = 0x1, 0x8
 # Of Flight's FlightData.
-_DATA_HEADER, _DATA_BODY = 2, 1000
-_VARINT, _SIZED = 0, 2
+_DESCRIPTOR, _DATA_HEADER, _DATA_BODY = 1, 2, 1000
+# An action has its type where rows have a descriptor: no descriptor reads like this.
+_ACTION = b"call"
+_FIELDS_MAX = 16
+_SIZED = 2
 _VARINT_BYTES_MAX = 10
 
 
 class Turnstile:
-    """Lets one connection at a time have large messages under way. Shared by all."""
+    """Lets one connection at a time have much under way. Shared by all."""
 
     def __init__(self) -> None:
         self._free = threading.Lock()
@@ -50,7 +55,7 @@ class Sieve:
     """Takes what one connection sends, in pieces of any size; BadMessage if it may not go on. To be closed with it."""
 
     def __init__(self, turnstile: Turnstile) -> None:
-        self._large = _Large(turnstile)
+        self._under_way = _UnderWay(turnstile)
         self._head = bytearray()
         self._head_size = len(_PREFACE)
         self._is_open = False
@@ -58,15 +63,15 @@ class Sieve:
         self._data = 0
         self._skipped = 0
         self._ends = 0
-        self._messages = _Messages(self._large)
+        self._messages = _Messages(self._under_way)
         self._calls: dict[int, _Messages] = {}
 
     def is_overdue(self, now: float) -> bool:
-        """Whether large messages take so long that others must wait."""
-        return now > self._large.deadline
+        """Whether its turn takes so long that others must wait."""
+        return now > self._under_way.deadline
 
     def close(self) -> None:
-        self._large.close()
+        self._under_way.close()
 
     def feed(self, data: memoryview) -> None:
         at, size = 0, len(data)
@@ -115,7 +120,7 @@ class Sieve:
         else:
             self._skipped = size
             if kind == _HEADERS and not flags & _END_STREAM:
-                self._calls.setdefault(stream, _Messages(self._large))
+                self._calls.setdefault(stream, _Messages(self._under_way))
                 if len(self._calls) > CALLS_MAX:
                     raise BadMessage(f"a connection has more than {CALLS_MAX} calls under way")
         if kind == _RST_STREAM or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
@@ -127,46 +132,41 @@ class Sieve:
         self._head_size = _FRAME_HEAD
 
 
-class _Large:
-    """The large messages that one connection has under way."""
+class _UnderWay:
+    """The bytes of messages that one connection has under way."""
 
     def __init__(self, turnstile: Turnstile) -> None:
         self.deadline = float("inf")
         self._turnstile = turnstile
-        self._lock = threading.Lock()
         self._nbytes = 0
-        self._is_closed = False
+        self._has_turn = False
 
     def begin(self, size: int) -> None:
-        if not self._nbytes:
-            self._turnstile.enter()
-            self.deadline = time.monotonic() + LARGE_S
-        with self._lock:
-            self._nbytes += size
-            is_closed = self._is_closed
-        if is_closed:
-            self.end(size)
-        if is_closed or self._nbytes > LARGE_BYTES_MAX:
+        self._nbytes += size
+        if self._nbytes > LARGE_BYTES_MAX:
             raise BadMessage("a connection has too much under way")
+        if self._nbytes > LARGE_BYTES and not self._has_turn:
+            self._turnstile.enter()
+            self._has_turn = True
+            self.deadline = time.monotonic() + LARGE_S
 
     def end(self, size: int) -> None:
-        with self._lock:
-            before, self._nbytes = self._nbytes, max(0, self._nbytes - size)
-        if before and not self._nbytes:
+        self._nbytes -= size
+        if self._has_turn and self._nbytes <= LARGE_BYTES:
+            self._has_turn = False
             self.deadline = float("inf")
             self._turnstile.leave()
 
     def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
+        """Nothing is fed any more."""
         self.end(self._nbytes)
 
 
 class _Messages:
     """The messages of one call, one after another: five bytes that say how long it is, then its fields."""
 
-    def __init__(self, large: _Large) -> None:
-        self._large = large
+    def __init__(self, under_way: _UnderWay) -> None:
+        self._under_way = under_way
         self._size = 0
         self._prefix = bytearray()
         self._rest = 0
@@ -193,29 +193,32 @@ class _Messages:
                 self._fields = _Fields()
                 if self._rest > MESSAGE_BYTES_MAX:
                     raise BadMessage(f"a message of {self._rest:,} bytes is beyond the limit")
-                self._size = self._rest
-                if self._size > LARGE_BYTES:
-                    self._large.begin(self._size)
+                self._size += 5 + self._rest
+                self._under_way.begin(5 + self._rest)
             if not self._rest and not self._prefix:
-                self.close()
                 self._fields.end()
 
     def close(self) -> None:
-        """The message is whole, or will never be."""
-        if self._size > LARGE_BYTES:
-            self._large.end(self._size)
+        """The call has ended: whoever serves it waits for nothing more."""
+        self._under_way.end(self._size)
         self._size = 0
 
 
 class _Fields:
-    """The outermost fields of a message of Flight's, whichever it is; of one with rows, how they are laid out."""
+    """The outermost fields of a message of Flight's, whichever it is; of one with rows, how they are laid out.
+
+    All of them are bytes. Arrow takes those of rows for bytes, whatever they say.
+    """
 
     def __init__(self) -> None:
         self._numbers = bytearray()
         self._tag = -1
+        self._count = 0
         self._rest = 0
-        self._header = bytearray()
-        self._may_swell = False
+        self._content = bytearray()
+        self._is_action = False
+        self._is_sound = True
+        self._is_compressed = False
         self._has_body = False
 
     def feed(self, data: memoryview) -> None:
@@ -223,8 +226,8 @@ class _Fields:
         while at < size:
             if self._rest:
                 step = min(self._rest, size - at)
-                if self._tag >> 3 == _DATA_HEADER and len(self._header) <= HEAD_BYTES_MAX:
-                    self._header += data[at : at + step]
+                if self._tag >> 3 in (_DESCRIPTOR, _DATA_HEADER) and len(self._content) <= HEAD_BYTES_MAX:
+                    self._content += data[at : at + step]
                 self._rest -= step
                 at += step
                 if not self._rest:
@@ -240,15 +243,14 @@ class _Fields:
                     raise BadMessage("a message is malformed")
 
     def _number(self, number: int) -> None:
+        # Some readers look at the lower 32 bits only.
+        if number >> 32:
+            raise BadMessage("a message is malformed")
         if self._tag < 0:
-            # Some readers look at the lower 32 bits only.
-            if number & 7 not in (_VARINT, _SIZED) or number >> 32:
+            self._count += 1
+            if number & 7 != _SIZED or self._count > _FIELDS_MAX:
                 raise BadMessage("a message has fields that no client sends")
             self._tag = number
-        elif self._tag & 7 == _VARINT:
-            self._tag = -1
-        elif number >> 32:
-            raise BadMessage("a message is malformed")
         else:
             self._rest = number
             self._has_body |= self._tag >> 3 == _DATA_BODY and number > 0
@@ -256,25 +258,32 @@ class _Fields:
                 self._end_field()
 
     def _end_field(self) -> None:
-        if self._tag >> 3 == _DATA_HEADER:
-            self._may_swell |= _may_swell(self._header)
-            self._header.clear()
+        number = self._tag >> 3
+        if number == _DESCRIPTOR:
+            self._is_action |= self._content == _ACTION
+        elif number == _DATA_HEADER:
+            self._look_at_head()
+        self._content.clear()
         self._tag = -1
+
+    def _look_at_head(self) -> None:
+        """The body of an action stands at the same place as the head of a batch, and is no such thing."""
+        if len(self._content) > HEAD_BYTES_MAX:
+            self._is_sound = False
+            return
+        try:
+            self._is_compressed |= describe(bytes(self._content)).compressed
+        except BadMessage:
+            self._is_sound = False
 
     def end(self) -> None:
         """The message is whole."""
         if self._tag >= 0 or self._numbers:
             raise BadMessage("a message is malformed")
-        if self._has_body and self._may_swell:
+        if not self._is_action and not self._is_sound:
+            raise BadMessage("the head of a batch cannot be read, or costs too much")
+        if self._has_body and (self._is_compressed or not self._is_sound):
             raise BadMessage("a batch is compressed, or cannot be read")
-
-
-def _may_swell(header: bytearray) -> bool:
-    """The body of an action stands at the same place as the head of a batch, and is no such thing."""
-    try:
-        return is_compressed(bytes(header))
-    except BadMessage:
-        return True
 
 
 def _varint(data: bytearray) -> int:

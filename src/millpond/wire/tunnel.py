@@ -6,6 +6,7 @@ has not shown who it is: each of its connections ends in this process.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import tempfile
@@ -36,7 +37,7 @@ class Tunnel:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen()
-        self._stop = weakref.finalize(self, _stop, self._listener, self._directory.path)
+        self._stop = weakref.finalize(self, _stop, self._listener, self._directory.path, os.getpid())
         self._open: set[Pumped] = set()
         self._lock = threading.Lock()
         # It does not keep a tunnel that is forgotten: that stops the listener, and it ends.
@@ -103,7 +104,9 @@ class Tunnel:
         self._directory.close()
 
 
-def _stop(listener: socket.socket, directory: str) -> None:
+def _stop(listener: socket.socket, directory: str, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # a child that was forked: all this is its parent's
     with suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()
