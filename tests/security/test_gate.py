@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -176,8 +177,9 @@ def test_a_handshake_that_is_passed_on_to_the_pond_elsewhere_is_refused(served: 
 
     with Impostor("127.0.0.1:0", pass_on) as impostor:
         for token in (served.token, served.reading):
-            with pytest.raises(NotThePond):
+            with pytest.raises(NotThePond) as caught:
                 mp.connect(impostor.address, token)
+            assert "A tunnel must keep the pond's port" in caught.value.hint
         assert len(impostor.heard) == 2 * handshake.HELLO.size
 
 
@@ -396,10 +398,28 @@ def test_what_is_put_in_the_place_of_the_sockets_later_is_not_asked(tmp_path: Pa
         listener.bind(str(sockets / "pond"))
         listener.listen()
         listener.settimeout(1.5)
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="was closed"):
             joined.states()
         with pytest.raises(TimeoutError):
             listener.accept()
+    joined.close()
+
+
+def test_who_joined_at_a_socket_is_told_that_the_pond_was_closed_and_joins_anew(tmp_path: Path) -> None:
+    root = tmp_path / "pond"
+    with mp.open(root, threads=1, slices=1) as pond:
+        joined = mp.connect(pond.address, (root / "token").read_text())
+    with mp.open(root, threads=1, slices=1) as pond:
+        with pytest.raises(Unavailable, match="was closed") as caught:
+            joined.states()
+        assert "join it anew with mp.connect" in caught.value.hint
+        with pytest.raises(mp.MillpondError) as in_use:
+            mp.open(root)
+        # The hint is what to run.
+        line = re.search(r"mp\.connect\(.*read\(\)\)", in_use.value.hint)
+        assert line is not None
+        with eval(line[0], {"mp": mp}) as again:
+            assert again.states() == {}
     joined.close()
 
 
@@ -427,6 +447,11 @@ for attempt in (lambda: os.listdir(root), lambda: os.listdir(root + "/sockets"),
         print("not refused")
     except PermissionError:
         pass
+try:
+    mp.connect(f"unix:{root}/sockets/pond", reading)
+    print("joined")
+except mp.MillpondError as error:
+    assert type(error).__name__ == "Unauthorised" and "TCP address" in error.hint, error
 with mp.connect(address, reading) as joined:
     assert list(joined.states()) == ["s"]
     try:
