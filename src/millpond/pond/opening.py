@@ -71,9 +71,9 @@ def open_pond(
 
     Transactions and rules of your own have `code_seconds` to end in, for each epoch or question: then they are ended,
     and the epoch is refused with `CodeTookTooLong`; `math.inf` is for no limit. `memory` is how many bytes each
-    container may ask the system for; user code that goes beyond is refused with `OutOfMemory`. A quarter of it is for
-    rows to be committed, a quarter for questions and answers on their way. By default it is three quarters of what the
-    machine has.
+    container may ask the system for; user code that goes beyond is refused with `OutOfMemory`. Of what is left beside
+    its own 300 MiB, a quarter is for rows to be committed, a quarter for questions and answers on their way. By default
+    it is three quarters of what the machine has.
     """
     _check_count("containers", containers, 1, 9_999)
     _check_count("slices", slices, 1, SLICES_MAX)
