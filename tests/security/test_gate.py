@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import socket
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from strangers import STRANGER, needs_stranger, street
 
 import millpond as mp
 from millpond.errors import MillpondError, NotThePond, Unauthorised, Unavailable
@@ -27,8 +30,6 @@ from millpond.wire.sockets import SocketDirectory
 from millpond.wire.tunnel import Tunnel
 
 ROWS = pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]})
-STRANGER = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a second user can only be had by root")
 
 
 class Served(NamedTuple):
@@ -45,12 +46,12 @@ class Served(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    root = tmp_path_factory.mktemp("gate") / "pond"
-    with mp.open(root, threads=1, slices=8, port=0) as pond:
+def served() -> Iterator[Served]:
+    """Where others come by: what keeps them out is the pond's own doing."""
+    with street() as folder, mp.open(folder / "pond", threads=1, slices=8, port=0) as pond:
         state = pond.state("s", key="long", value="long")
         state.update(key="k", at="t", value="v", name="feed")(ROWS, 0)
-        yield Served(pond, root)
+        yield Served(pond, folder / "pond")
 
 
 def dialled(address: str) -> socket.socket:
@@ -200,15 +201,22 @@ def test_a_handshake_that_is_played_again_opens_nothing(served: Served) -> None:
 def test_a_holder_of_the_read_only_token_cannot_pass_for_the_pond(served: Served) -> None:
     """It knows the secret of readers, and by what the pond is known; it cannot sign as the pond does."""
 
+    both = base64.urlsafe_b64decode(served.reading.removeprefix("read."))
+    known = [handshake.Doorkeeper(served.reading) for _ in range(3)]
+    for doorkeeper, part in zip(known[1:], (both[:32], both[32:]), strict=True):
+        doorkeeper._key = Ed25519PrivateKey.from_private_bytes(part)
+
     def sign_as_well_as_it_can(impostor: Impostor, connection: socket.socket) -> None:
         hello = impostor.hear(connection, handshake.HELLO.size)
-        connection.sendall(handshake.Doorkeeper(served.reading).offer(hello, impostor.address))
+        doorkeeper = known[(impostor.connections - 1) % len(known)]
+        connection.sendall(doorkeeper.offer(hello, impostor.address))
 
     with Impostor("127.0.0.1:0", sign_as_well_as_it_can) as impostor:
-        for token in (served.reading, served.token):
+        for token in (served.reading, served.token) * len(known):
             with pytest.raises(NotThePond):
                 mp.connect(impostor.address, token)
-        assert len(impostor.heard) == 2 * handshake.HELLO.size
+        assert impostor.connections == 2 * len(known)
+        assert len(impostor.heard) == impostor.connections * handshake.HELLO.size
 
 
 def test_wrong_tokens(served: Served) -> None:
@@ -282,6 +290,17 @@ def test_what_is_sent_before_the_handshake_reaches_nobody(served: Served) -> Non
                 for _ in range(200):
                     connection.sendall(first.ljust(10_000, b"\0"))
             with suppress(ConnectionError):
+                assert connection.recv(1) == b""
+    # One that says hello as it should, and does not know the secret.
+    for role in (served.token, served.reading):
+        with dialled(served.pond.address) as connection:
+            connection.sendall(handshake.Credentials(role).hello("pond"))
+            assert len(connection.recv(handshake.OFFER.size)) == handshake.OFFER.size
+            connection.sendall(os.urandom(handshake.PROOF_BYTES))
+            with suppress(ConnectionError):
+                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            with suppress(ConnectionError):
+                assert connection.recv(1) == handshake.REFUSED
                 assert connection.recv(1) == b""
     assert resident_bytes() - before < 20 << 20
     with mp.connect(served.pond.address, served.token) as joined:
@@ -463,10 +482,9 @@ print("done")
 """
 
 
-@needs_root
+@needs_stranger
 def test_another_user_of_the_machine(served: Served) -> None:
     """Reaches no socket and no file; with the read-only token, that it was given, it reads through the gate."""
-    served.root.parent.chmod(0o755)
     found = subprocess.run(
         [sys.executable, "-c", ATTACKS, str(served.root), served.pond.address, served.reading],
         input=" ".join(os.listdir(served.root / "sockets")),
@@ -479,7 +497,7 @@ def test_another_user_of_the_machine(served: Served) -> None:
     assert found.stdout.split("\n") == ["done", ""]
 
 
-@needs_root
+@needs_stranger
 def test_a_directory_of_another_user_is_not_asked(served: Served) -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.chown(directory, STRANGER, STRANGER)
