@@ -214,7 +214,7 @@ def test_serve_says_where_it_is_and_ends_cleanly(
     }
     for part in (
         "127.0.0.1:4100, 2 containers",
-        f"token in {tmp_path / 'token'}",
+        f"token in {tmp_path / 'token'}, one that may only read in {tmp_path / 'token.read'}",
         "mp.connect('127.0.0.1:4100'",
     ):
         assert part in ended.out

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import millpond
+from millpond.container.process import OWN_BYTES
+from millpond.pond.opening import MEMORY_MIN
+from millpond.wire import flight, gate, handshake, sieve
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = {
@@ -56,3 +60,58 @@ def test_the_files_people_look_for_are_there() -> None:
 
 def test_the_changelog_has_the_version() -> None:
     assert f"## [{millpond.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def named_tests(text: str) -> list[tuple[str, str]]:
+    """Files of tests, and tests in them, that a text names: `file.py`, `file.py::test`, or `::test` of the file before."""
+    found, file = [], ""
+    for path, name in re.findall(r"`(tests/[\w/.]+\.py)?(?:::(\w+))?`", text):
+        file = path or file
+        if path or name:
+            found.append((file, name))
+    return found
+
+
+def test_every_test_that_a_document_names_exists() -> None:
+    for document in (ROOT / "SECURITY.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for file, name in named_tests(document.read_text()):
+            assert (ROOT / file).is_file(), f"{document.name} names {file}"
+            tree = ast.parse((ROOT / file).read_text())
+            tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+            assert any(test.startswith("test_") for test in tests), f"{file} has no test"
+            assert not name or name in tests, f"{document.name} names {file}::{name}"
+
+
+def test_names_of_tests_are_found() -> None:
+    text = "`a`, `tests/x/test_a.py`, `tests/test_b.py::test_c`, `::test_d`, `src/e.py`"
+    assert named_tests(text) == [
+        ("tests/x/test_a.py", ""),
+        ("tests/test_b.py", "test_c"),
+        ("tests/test_b.py", "test_d"),
+    ]
+
+
+def test_each_line_of_the_security_policy_names_a_test() -> None:
+    lines = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line.startswith("| ")]
+    assert len(lines) > 20
+    for line in lines[1:]:
+        cells = line.strip("| ").split(" | ")
+        assert len(cells) == 3, line
+        assert cells[2].startswith("`tests/"), line
+        assert named_tests(cells[2]), line
+
+
+def test_the_numbers_of_the_documents_are_those_of_the_source() -> None:
+    policy = (ROOT / "SECURITY.md").read_text()
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    handshake_bytes = handshake.HELLO.size + handshake.PROOF_BYTES
+    for number in (
+        f"at most {gate.PENDING_MAX} handshakes of at most {handshake_bytes} bytes and {gate.HANDSHAKE_S:g} seconds",
+        f"messages of more than {sieve.MESSAGE_BYTES_MAX >> 20} MiB",
+        f"messages of more than {sieve.LARGE_BYTES >> 20} MiB under way, for {sieve.LARGE_S:g} seconds",
+        f"{gate.READERS_MAX} connections of the pond's {gate.CONNECTIONS_MAX}, and {flight.READING_CALLS_MAX} calls",
+        f"nothing moves for {gate.READER_IDLE_S:g} seconds",
+    ):
+        assert number in policy, number
+    for number in (f"at least {MEMORY_MIN >> 20} MiB", f"some {OWN_BYTES >> 20} MiB for itself"):
+        assert number in operations, number

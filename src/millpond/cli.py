@@ -129,7 +129,7 @@ def serve(
         out.print(
             f"pond {root} at {pond.address}, {containers} container{'s' * (containers > 1)}", markup=False
         )
-        out.print(f"token in {token_file}", markup=False)
+        out.print(f"token in {token_file}, one that may only read in {token_file}.read", markup=False)
         out.print(
             f"connect with mp.connect({pond.address!r}, token=open({str(token_file)!r}).read())", markup=False
         )

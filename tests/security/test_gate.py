@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from strangers import STRANGER, needs_stranger, street
 
 import millpond as mp
 from millpond.errors import MillpondError, NotThePond, Unauthorised, Unavailable
@@ -26,8 +30,6 @@ from millpond.wire.sockets import SocketDirectory
 from millpond.wire.tunnel import Tunnel
 
 ROWS = pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]})
-STRANGER = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a second user can only be had by root")
 
 
 class Served(NamedTuple):
@@ -44,12 +46,12 @@ class Served(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    root = tmp_path_factory.mktemp("gate") / "pond"
-    with mp.open(root, threads=1, slices=8, port=0) as pond:
+def served() -> Iterator[Served]:
+    """Where others come by: what keeps them out is the pond's own doing."""
+    with street() as folder, mp.open(folder / "pond", threads=1, slices=8, port=0) as pond:
         state = pond.state("s", key="long", value="long")
         state.update(key="k", at="t", value="v", name="feed")(ROWS, 0)
-        yield Served(pond, root)
+        yield Served(pond, folder / "pond")
 
 
 def dialled(address: str) -> socket.socket:
@@ -176,8 +178,9 @@ def test_a_handshake_that_is_passed_on_to_the_pond_elsewhere_is_refused(served: 
 
     with Impostor("127.0.0.1:0", pass_on) as impostor:
         for token in (served.token, served.reading):
-            with pytest.raises(NotThePond):
+            with pytest.raises(NotThePond) as caught:
                 mp.connect(impostor.address, token)
+            assert "A tunnel must keep the pond's port" in caught.value.hint
         assert len(impostor.heard) == 2 * handshake.HELLO.size
 
 
@@ -198,15 +201,22 @@ def test_a_handshake_that_is_played_again_opens_nothing(served: Served) -> None:
 def test_a_holder_of_the_read_only_token_cannot_pass_for_the_pond(served: Served) -> None:
     """It knows the secret of readers, and by what the pond is known; it cannot sign as the pond does."""
 
+    both = base64.urlsafe_b64decode(served.reading.removeprefix("read."))
+    known = [handshake.Doorkeeper(served.reading) for _ in range(3)]
+    for doorkeeper, part in zip(known[1:], (both[:32], both[32:]), strict=True):
+        doorkeeper._key = Ed25519PrivateKey.from_private_bytes(part)
+
     def sign_as_well_as_it_can(impostor: Impostor, connection: socket.socket) -> None:
         hello = impostor.hear(connection, handshake.HELLO.size)
-        connection.sendall(handshake.Doorkeeper(served.reading).offer(hello, impostor.address))
+        doorkeeper = known[(impostor.connections - 1) % len(known)]
+        connection.sendall(doorkeeper.offer(hello, impostor.address))
 
     with Impostor("127.0.0.1:0", sign_as_well_as_it_can) as impostor:
-        for token in (served.reading, served.token):
+        for token in (served.reading, served.token) * len(known):
             with pytest.raises(NotThePond):
                 mp.connect(impostor.address, token)
-        assert len(impostor.heard) == 2 * handshake.HELLO.size
+        assert impostor.connections == 2 * len(known)
+        assert len(impostor.heard) == impostor.connections * handshake.HELLO.size
 
 
 def test_wrong_tokens(served: Served) -> None:
@@ -313,6 +323,17 @@ def test_what_is_sent_before_the_handshake_reaches_nobody(served: Served) -> Non
                 for _ in range(200):
                     connection.sendall(first.ljust(10_000, b"\0"))
             with suppress(ConnectionError):
+                assert connection.recv(1) == b""
+    # One that says hello as it should, and does not know the secret.
+    for role in (served.token, served.reading):
+        with dialled(served.pond.address) as connection:
+            connection.sendall(handshake.Credentials(role).hello("pond"))
+            assert len(connection.recv(handshake.OFFER.size)) == handshake.OFFER.size
+            connection.sendall(os.urandom(handshake.PROOF_BYTES))
+            with suppress(ConnectionError):
+                connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            with suppress(ConnectionError):
+                assert connection.recv(1) == handshake.REFUSED
                 assert connection.recv(1) == b""
     assert resident_bytes() - before < 20 << 20
     with mp.connect(served.pond.address, served.token) as joined:
@@ -497,10 +518,28 @@ def test_what_is_put_in_the_place_of_the_sockets_later_is_not_asked(tmp_path: Pa
         listener.bind(str(sockets / "pond"))
         listener.listen()
         listener.settimeout(1.5)
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="was closed"):
             joined.states()
         with pytest.raises(TimeoutError):
             listener.accept()
+    joined.close()
+
+
+def test_who_joined_at_a_socket_is_told_that_the_pond_was_closed_and_joins_anew(tmp_path: Path) -> None:
+    root = tmp_path / "pond"
+    with mp.open(root, threads=1, slices=1) as pond:
+        joined = mp.connect(pond.address, (root / "token").read_text())
+    with mp.open(root, threads=1, slices=1) as pond:
+        with pytest.raises(Unavailable, match="was closed") as caught:
+            joined.states()
+        assert "join it anew with mp.connect" in caught.value.hint
+        with pytest.raises(mp.MillpondError) as in_use:
+            mp.open(root)
+        # The hint is what to run.
+        line = re.search(r"mp\.connect\(.*read\(\)\)", in_use.value.hint)
+        assert line is not None
+        with eval(line[0], {"mp": mp}) as again:
+            assert again.states() == {}
     joined.close()
 
 
@@ -528,6 +567,11 @@ for attempt in (lambda: os.listdir(root), lambda: os.listdir(root + "/sockets"),
         print("not refused")
     except PermissionError:
         pass
+try:
+    mp.connect(f"unix:{root}/sockets/pond", reading)
+    print("joined")
+except mp.MillpondError as error:
+    assert type(error).__name__ == "Unauthorised" and "TCP address" in error.hint, error
 with mp.connect(address, reading) as joined:
     assert list(joined.states()) == ["s"]
     try:
@@ -539,10 +583,9 @@ print("done")
 """
 
 
-@needs_root
+@needs_stranger
 def test_another_user_of_the_machine(served: Served) -> None:
     """Reaches no socket and no file; with the read-only token, that it was given, it reads through the gate."""
-    served.root.parent.chmod(0o755)
     found = subprocess.run(
         [sys.executable, "-c", ATTACKS, str(served.root), served.pond.address, served.reading],
         input=" ".join(os.listdir(served.root / "sockets")),
@@ -555,7 +598,7 @@ def test_another_user_of_the_machine(served: Served) -> None:
     assert found.stdout.split("\n") == ["done", ""]
 
 
-@needs_root
+@needs_stranger
 def test_a_directory_of_another_user_is_not_asked(served: Served) -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.chown(directory, STRANGER, STRANGER)

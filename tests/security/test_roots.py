@@ -74,6 +74,12 @@ def test_a_root_that_a_stranger_prepared_is_refused(common: Path) -> None:
     assert "belongs to" in error.message
     assert "code, which would run as you" in error.message
     assert error.hint.endswith(f"sudo chown -R root {common}/pond && rm -f {common}/pond/token")
+    assert "do not have it open" in error.hint
+    # None of its code runs: whoever opens it so need not trust anybody.
+    (common / "pond" / "journal").mkdir()
+    with pytest.raises(BadRoot) as caught:
+        mp.open(common / "pond", trust="data")
+    assert caught.value.hint == f"sudo chown -R root {common}/pond"
 
 
 @needs_stranger

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from millpond.wire.tunnel import Tunnel
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM = 0, 1, 3
-END_STREAM, PADDED = 1, 8
+END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 
 
 # Frames, written by hand
@@ -465,6 +466,47 @@ def test_no_descriptor_reads_like_an_action(served: Served, last: bool) -> None:
     """What stands beside an action's type is not looked at; of rows, Arrow reads nothing then."""
     parts = [field(1, b"call"), field(2, schema(20_000, 500_000, "metadata"))]
     exchanged(served, [DESCRIPTOR, b"".join(reversed(parts) if last else parts)])
+
+
+def test_a_large_message_that_does_not_end_is_cut_off(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for their turn no longer than that."""
+    monkeypatch.setattr(sieve, "LARGE_S", 0.3)
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/arrow.flight.protocol.FlightService/DoExchange",
+        ":authority": "pond",
+        "te": "trailers",
+        "content-type": "application/grpc",
+        "authorization": "Bearer " + (served.root / "token.read").read_text().strip(),
+    }
+    # Each as a literal: a zero, then name and value after their lengths.
+    written = b"".join(
+        b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in header) for header in headers.items()
+    )
+    call = PREFACE + frame(4, stream=0) + frame(HEADERS, written, flags=END_HEADERS)
+
+    def is_cut_off(announced: int) -> bool:
+        tunnel = served.tunnel()
+        try:
+            with socket.socket(socket.AF_UNIX) as slow:
+                slow.connect(tunnel.path)
+                slow.settimeout(3)
+                slow.sendall(call + frame(DATA, message(b"", size=announced)))
+                while slow.recv(4096):
+                    pass
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            return False
+        finally:
+            tunnel.close()
+        return True
+
+    assert not is_cut_off(sieve.LARGE_BYTES - 5)
+    assert is_cut_off(sieve.LARGE_BYTES + 1)
 
 
 def test_calls_without_end_end_with_their_connection(served: Served) -> None:

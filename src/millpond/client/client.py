@@ -288,7 +288,11 @@ class Client:
     def _connection(self, placement: Placement, container: int) -> Connection:
         info = next((info for info in placement.containers if info.id == container), None)
         if info is None:
-            raise Unavailable(f"container {container} is not up", address="")
+            raise Unavailable(
+                f"container {container} is not up",
+                hint=f"container-{container}.log under the pond's root tells how it ended",
+                address="",
+            )
         with self._lock:
             self._check_open()
             if info.address not in self._connections:

@@ -141,7 +141,11 @@ class Membership:
         if live is None:
             member = self.members.members.get(container)
             error = None if member is None else member.error
-            raise error or Unavailable(f"container {container} is not up", address="")
+            raise error or Unavailable(
+                f"container {container} is not up",
+                hint=f"container-{container}.log under the pond's root tells how it ended",
+                address="",
+            )
         return live.connection.call(message)
 
     def ask_patiently(self, container: int, message: Call[R]) -> R:

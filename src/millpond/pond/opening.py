@@ -31,7 +31,7 @@ from millpond.wire.flight import FlightDialer, FlightService, dialer_to
 from millpond.wire.gate import Gate, check_host
 from millpond.wire.handshake import read_only_token
 from millpond.wire.house import Locate
-from millpond.wire.sockets import POND, SocketDirectory
+from millpond.wire.sockets import POND, SocketDirectory, address_of
 
 ADDRESS_PATTERN = r"unix:/.+|[^/]+:\d{1,5}"
 SLICES_MAX = 65_535
@@ -71,9 +71,9 @@ def open_pond(
 
     Transactions and rules of your own have `code_seconds` to end in, for each epoch or question: then they are ended,
     and the epoch is refused with `CodeTookTooLong`; `math.inf` is for no limit. `memory` is how many bytes each
-    container may ask the system for; user code that goes beyond is refused with `OutOfMemory`. A quarter of it is for
-    rows to be committed, a quarter for questions and answers on their way. By default it is three quarters of what the
-    machine has.
+    container may ask the system for; user code that goes beyond is refused with `OutOfMemory`. Of what is left beside
+    its own 300 MiB, a quarter is for rows to be committed, a quarter for questions and answers on their way. By default
+    it is three quarters of what the machine has.
     """
     _check_count("containers", containers, 1, 9_999)
     _check_count("slices", slices, 1, SLICES_MAX)
@@ -85,7 +85,7 @@ def open_pond(
     _check_seconds("code_seconds", code_seconds)
     if memory is not None:
         _check_count(
-            "memory", memory, MEMORY_MIN, sys.maxsize, f"give bytes, at least {MEMORY_MIN:,}, or None"
+            "memory", memory, MEMORY_MIN, sys.maxsize, f"give bytes, at least {MEMORY_MIN:,} (512m), or None"
         )
     if trust not in get_args(Trust):
         raise BadOption(
@@ -99,7 +99,7 @@ def open_pond(
         raise BadRoot(
             f"{path} holds no pond that could be read", hint="give the root of a pond that exists", root=path
         )
-    embedded = _EmbeddedPond(_own_root(path))
+    embedded = _EmbeddedPond(_own_root(path, trust))
     try:
         embedded.start(containers, threads, slices, host, port, code_seconds, memory, trust)
     except BaseException:
@@ -116,7 +116,7 @@ def connect(address: str, token: str, spark: Any = None) -> Pond:
     if not isinstance(address, str) or not re.fullmatch(ADDRESS_PATTERN, address):
         raise BadOption(
             f"{address!r} is not an address",
-            hint="for example 127.0.0.1:8815, or pond.address",
+            hint="for example 127.0.0.1:8815, or unix:/path/to/the/root/sockets/pond; pond.address tells it",
             option="address",
         )
     token = token.strip() if isinstance(token, str) else ""
@@ -194,7 +194,7 @@ class _EmbeddedPond:
         except BlockingIOError:
             raise PondInUse(
                 f"the pond at {self._root} is open already, here or in another process",
-                hint="use the pond that is open, join it with mp.connect(address, token), or close it first",
+                hint=f"use the pond that is open, join it with {_joining(self._root)}, or close it first",
                 root=self._root,
             ) from None
         except BadRoot:
@@ -254,6 +254,15 @@ class _EmbeddedPond:
             self._lock_file = None
 
 
+def _joining(root: str) -> str:
+    """How another process of the same user joins the pond that is open."""
+    sockets = os.path.join(root, private.SOCKETS)
+    if not os.path.exists(os.path.join(sockets, POND)):
+        return "mp.connect(address, token)"
+    address = address_of(sockets, POND)
+    return f"mp.connect({address!r}, token=open({os.path.join(root, 'token')!r}).read())"
+
+
 def _check_count(option: str, value: int, low: int, high: int, hint: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise BadOption(
@@ -279,7 +288,7 @@ def _checked_root(root: object) -> str:
     return os.path.abspath(path)
 
 
-def _own_root(path: str) -> str:
+def _own_root(path: str, trust: Trust = "all") -> str:
     """The root without links, made if need be: this user's alone, with all that is in it. Nothing was read of it yet."""
     try:
         root = private.real_path(path, make=True)
@@ -289,11 +298,13 @@ def _own_root(path: str) -> str:
         private.check_directory(root)
         private.check_inside(root)
     except OSError as error:
-        if isinstance(error, NotPrivate) and error.owner:
+        if isinstance(error, NotPrivate) and error.owner and trust == "all":
             why = f"{error.message}; rules and transactions in it are code, which would run as you"
             # Whoever made it knows its token.
             command = f"{error.hint} && rm -f {shlex.quote(os.path.join(root, 'token'))}"
-            raise _bad_root(path, why, f"only if you trust {error.owner}: {command}") from None
+            raise _bad_root(
+                path, why, f"only if you trust {error.owner}, and they do not have it open: {command}"
+            ) from None
         raise _unusable(path, error) from None
     return root
 

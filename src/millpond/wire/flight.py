@@ -285,7 +285,15 @@ class FlightConnection:
         """What the error says; of a connection that could not be made, why."""
         problem = self._tunnel.problem if self._tunnel is not None else None
         told = _from_wire(error, self.address)
-        return problem if problem is not None and isinstance(told, Unavailable) else told
+        if not isinstance(told, Unavailable):
+            return told
+        if self._sockets is not None and self._sockets.is_gone:
+            return Unavailable(
+                f"the pond at {self.address} was closed",
+                hint="if it is open again, join it anew with mp.connect",
+                address=self.address,
+            )
+        return told if problem is None else problem
 
     def close(self) -> None:
         self._client.close()

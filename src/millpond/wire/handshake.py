@@ -76,7 +76,8 @@ class Credentials:
         except InvalidSignature:
             raise NotThePond(
                 f"what listens at {address} is not the pond of this token; it was told nothing",
-                hint="has the pond been closed, or opened elsewhere? Is the token this pond's?",
+                hint="is the pond open at this address, and the token the one in its root now? A tunnel must keep"
+                " the pond's port",
                 address=address,
             ) from None
         return hmac.digest(self._secret, transcript, "sha256")

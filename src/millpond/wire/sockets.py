@@ -45,6 +45,8 @@ class SocketDirectory:
         self.path = path
         try:
             handle = os.open(path, _HANDLE_ONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except PermissionError:
+            raise _not_own(path) from None
         except OSError as error:
             raise Unavailable(
                 f"no pond is open at {path}: {error.strerror}", hint="is the pond running?", address=path
@@ -53,10 +55,7 @@ class SocketDirectory:
         found = os.fstat(handle)
         if found.st_uid != os.geteuid() or found.st_mode & private.OTHERS:
             self.close()
-            raise Unauthorised(
-                f"the sockets in {path} are not this user's own: nothing was sent there",
-                hint="join the pond of another user at its TCP address, which `millpond serve` prints",
-            )
+            raise _not_own(path)
         self._base = f"/proc/self/fd/{handle}" if sys.platform == "linux" else path
 
     @classmethod
@@ -107,5 +106,20 @@ class SocketDirectory:
             os.rmdir(self.path)
         self.close()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was removed: what lies at its path now is another one."""
+        try:
+            return os.stat(self._base).st_nlink == 0
+        except OSError:
+            return False
+
     def close(self) -> None:
         self._close()
+
+
+def _not_own(path: str) -> Unauthorised:
+    return Unauthorised(
+        f"the sockets in {path} are not this user's own: nothing was sent there",
+        hint="join the pond of another user at its TCP address, which `millpond serve` prints",
+    )
