@@ -23,6 +23,7 @@ OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 SOCKETS: Final = "sockets"
 """The one folder of a pond's root that has sockets in it."""
 _LINKS_MAX = 40
+_ACL = "system.posix_acl_access"
 
 
 def real_path(path: AnyPath, make: bool = False) -> str:
@@ -53,7 +54,7 @@ def real_path(path: AnyPath, make: bool = False) -> str:
             place = inside
             continue
         if not _is_trusted(status):
-            raise _foreign(f"the link {inside}", status, f"rm {shlex.quote(inside)}", inside)
+            raise _foreign(f"the link {shown(inside)}", status, _without_link(inside), inside)
         links += 1
         if links > _LINKS_MAX:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), inside)
@@ -70,11 +71,13 @@ def check_directory(path: str) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     if status.st_uid != os.geteuid():
-        raise _foreign(path, status, f"sudo chown -R {_name_of(os.geteuid())} {shlex.quote(path)}")
+        raise _foreign(
+            shown(path), status, f"{_sudo()}chown -R {_name_of(os.geteuid())} {quoted(path)}", path
+        )
     if status.st_mode & OTHERS:
         raise NotPrivate(
-            f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o})",
-            hint=f"chmod 700 {shlex.quote(path)}",
+            f"{shown(path)} is open to others (mode {stat.S_IMODE(status.st_mode):04o})",
+            hint=f"chmod 700 {quoted(path)}",
             path=path,
         )
 
@@ -159,8 +162,8 @@ def read_text(path: str) -> str:
         status = _check_file(path, handle)
         if status.st_mode & OTHERS:
             raise NotPrivate(
-                f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}), who may know it by now",
-                hint=f"rm {shlex.quote(path)}",
+                f"{shown(path)} is open to others (mode {stat.S_IMODE(status.st_mode):04o}), who may know it by now",
+                hint=f"rm {quoted(path)}",
                 path=path,
             )
         with open(handle, closefd=False) as file:
@@ -187,12 +190,15 @@ def _check_way(directory: str) -> None:
     """NotPrivate if others can put something else in the place of what is in the directory."""
     status = os.lstat(directory)
     if not _is_trusted(status):
-        raise _foreign(directory, status, f"sudo chown {_name_of(os.geteuid())} {shlex.quote(directory)}")
-    if _others_can_write(status) and not status.st_mode & stat.S_ISVTX:
-        sudo = "" if status.st_uid == os.geteuid() else "sudo "
+        chown = f"{_sudo()}chown {_name_of(os.geteuid())} {quoted(directory)}"
+        hint = f"give another place, or only if you trust {_name_of(status.st_uid)}: {chown}"
+        raise _foreign(shown(directory), status, hint, directory)
+    if not status.st_mode & stat.S_ISVTX and _others_can_write(directory, status):
+        # In a directory of root's, this user may be one of those who have to write.
+        mend = "chmod go-w" if status.st_uid == os.geteuid() else f"{_sudo()}chmod +t"
         raise NotPrivate(
-            f"others can write {directory} (mode {stat.S_IMODE(status.st_mode):04o}), and swap what is in it",
-            hint=f"{sudo}chmod go-w {shlex.quote(directory)}",
+            f"others can write {shown(directory)} (mode {stat.S_IMODE(status.st_mode):04o}), and swap what is in it",
+            hint=f"{mend} {quoted(directory)}",
             path=directory,
         )
 
@@ -200,9 +206,9 @@ def _check_way(directory: str) -> None:
 def _check_file(path: str, handle: int) -> os.stat_result:
     status = os.fstat(handle)
     if status.st_uid != os.geteuid():
-        raise _foreign(path, status, f"rm {shlex.quote(path)}")
+        raise _foreign(shown(path), status, f"rm {quoted(path)}", path)
     if not stat.S_ISREG(status.st_mode):
-        raise NotPrivate(f"{path} is not a file", hint=f"rm {shlex.quote(path)}", path=path)
+        raise NotPrivate(f"{shown(path)} is not a file", hint=f"rm -r {quoted(path)}", path=path)
     return status
 
 
@@ -210,13 +216,13 @@ def _check_entry(path: str, status: os.stat_result, top: str, sockets: bool, wri
     mode = status.st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (sockets and stat.S_ISSOCK(mode))):
         kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a directory"
-        raise NotPrivate(f"{path} is {kind}", hint=f"rm {shlex.quote(path)}", path=path)
+        raise NotPrivate(f"{shown(path)} is {kind}", hint=f"rm {quoted(path)}", path=path)
     if status.st_uid != os.geteuid():
-        raise _foreign(path, status, f"sudo chown -R {_name_of(os.geteuid())} {shlex.quote(top)}")
-    if not writable and not stat.S_ISSOCK(mode) and _others_can_write(status):
+        raise _foreign(shown(path), status, f"{_sudo()}chown -R {_name_of(os.geteuid())} {quoted(top)}", path)
+    if not writable and not stat.S_ISSOCK(mode) and _others_can_write(path, status):
         raise NotPrivate(
-            f"others can write {path} (mode {stat.S_IMODE(mode):04o})",
-            hint=f"chmod -R go-w {shlex.quote(top)}",
+            f"others can write {shown(path)} (mode {stat.S_IMODE(mode):04o})",
+            hint=f"chmod -R go-w {quoted(top)}",
             path=path,
         )
 
@@ -225,10 +231,23 @@ def _is_trusted(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid())
 
 
-def _others_can_write(status: os.stat_result) -> bool:
+def _others_can_write(path: str, status: os.stat_result) -> bool:
     if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(status.st_mode & stat.S_IWGRP) and not _is_own_group(status.st_gid, os.geteuid())
+    if not status.st_mode & stat.S_IWGRP:
+        return False
+    return not _is_own_group(status.st_gid, os.geteuid()) or _has_acl(path)
+
+
+def _has_acl(path: str) -> bool:
+    """Whether the group's bits of the mode stand for a list of users and groups."""
+    if not hasattr(os, "listxattr"):
+        return False
+    try:
+        return _ACL in os.listxattr(path, follow_symlinks=False)
+    except OSError as error:
+        # A file system that has none; what is gone is of no concern.
+        return error.errno not in (errno.ENOTSUP, errno.ENOENT)
 
 
 @cache
@@ -245,10 +264,39 @@ def _is_own_group(group: int, user: int) -> bool:
     )
 
 
-def _foreign(what: str, status: os.stat_result, hint: str, path: str = "") -> NotPrivate:
+def shown(path: str) -> str:
+    """The path as a message has it: whoever gave a file its name does not write on the reader's terminal."""
+    return path if path.isprintable() else quoted(path)
+
+
+def quoted(path: str) -> str:
+    """The path as a part of a command, of printable characters only."""
+    if path.isprintable():
+        return shlex.quote(path)
+    plain = "".join(
+        chr(byte) if 0x20 <= byte < 0x7F and chr(byte) not in "'\\" else f"\\x{byte:02x}"
+        for byte in os.fsencode(path)
+    )
+    return f"$'{plain}'"
+
+
+def _without_link(link: str) -> str:
+    """How to get by a link of another user."""
+    above = os.lstat(os.path.dirname(link))
+    if os.geteuid() in (0, above.st_uid):
+        return f"rm {quoted(link)}"
+    # In a directory such as /tmp, it is not this user's to remove.
+    return f"give another place than {quoted(link)}"
+
+
+def _sudo() -> str:
+    """Root needs none, and a container often has none."""
+    return "" if os.geteuid() == 0 else "sudo "
+
+
+def _foreign(what: str, status: os.stat_result, hint: str, path: str) -> NotPrivate:
     owner, user = _name_of(status.st_uid), _name_of(os.geteuid())
-    message = f"{what} belongs to {owner}, not to {user}"
-    return NotPrivate(message, hint=hint, path=path or what, owner=owner)
+    return NotPrivate(f"{what} belongs to {owner}, not to {user}", hint=hint, path=path, owner=owner)
 
 
 def _name_of(user: int) -> str:

@@ -146,6 +146,18 @@ def open_now(scene: Scene, kernel: Kernel) -> str:
 
 
 @needs_stranger
+@pytest.mark.parametrize("place", ["millpond", "."])
+def test_what_is_a_strangers_is_not_ones_own_to_remove(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    scene.base.mkdir()
+    os.chown(scene.common / place, 1, 1)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with pytest.warns(UserWarning, match=r"belongs to .*\n  hint: set XDG_CACHE_HOME to"):
+        assert _jit.own_cache(str(scene.base), "kernels") is None
+
+
+@needs_stranger
 @pytest.mark.usefixtures("umask_000")
 @pytest.mark.parametrize(
     "make",

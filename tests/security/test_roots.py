@@ -7,6 +7,8 @@ import os
 import re
 import socket
 import stat
+import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from millpond.client.link import Link
 from millpond.durable.files import OsFiles
 from millpond.errors import BadRoot, NotPrivate, Unauthorised
 from millpond.pond.opening import _own_root
+from millpond.wire.sockets import SocketDirectory
 
 TOKEN = "t" * 43
 
@@ -40,6 +43,12 @@ def refused(root: Path) -> BadRoot:
     assert listing(root) == before, "nothing was made or changed"
     assert (caught.value.root, isinstance(caught.value, OSError)) == (str(root), True)
     return caught.value
+
+
+def mend(error: BadRoot | NotPrivate) -> None:
+    """Does what the hint says, in a shell."""
+    command = error.hint.partition(": ")[2] or error.hint
+    subprocess.run(["bash", "-c", command], check=True)
 
 
 @pytest.fixture
@@ -73,13 +82,15 @@ def test_a_root_that_a_stranger_prepared_is_refused(common: Path) -> None:
     error = refused(common / "pond")
     assert "belongs to" in error.message
     assert "code, which would run as you" in error.message
-    assert error.hint.endswith(f"sudo chown -R root {common}/pond && rm -f {common}/pond/token")
+    assert error.hint.endswith(f": chown -R root {common}/pond && rm -f {common}/pond/token")
     assert "do not have it open" in error.hint
     # None of its code runs: whoever opens it so need not trust anybody.
     (common / "pond" / "journal").mkdir()
     with pytest.raises(BadRoot) as caught:
         mp.open(common / "pond", trust="data")
-    assert caught.value.hint == f"sudo chown -R root {common}/pond"
+    assert caught.value.hint == f"chown -R root {common}/pond"
+    mend(error)
+    assert _own_root(str(common / "pond")) == str(common / "pond")
 
 
 @needs_stranger
@@ -144,8 +155,49 @@ def test_what_does_not_belong_into_a_root_is_named(
     root: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], hint: str
 ) -> None:
     monkeypatch.chdir(root)
+    (root / "lock").touch()
     make(Path())
-    assert refused(root).hint == hint.format(root=root)
+    error = refused(root)
+    assert error.hint == hint.format(root=root)
+    mend(error)
+    assert _own_root(str(root)) == str(root)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777], ids=oct)
+def test_a_directory_that_is_for_something_else_is_left_alone(root: Path, mode: int) -> None:
+    """As a home is, or /tmp: what would make a root of it is no advice."""
+    (root / "letters").symlink_to(root)
+    root.chmod(mode)
+    assert refused(root).hint == f"give a directory of its own, for example '{root}/pond'"
+    assert _own_root(str(root / "pond")) == str(root / "pond")
+    (root / "token").touch()
+    assert refused(root).hint.startswith("give " if mode == 0o1777 else ("rm ", "chmod 700 "))
+
+
+@pytest.mark.parametrize("name", [b"a\x1b[2Jb\x03\n; id '", b"\xff", "\u202e".encode(), b"plain"], ids=repr)
+def test_a_name_does_not_write_on_the_terminal(root: Path, name: bytes) -> None:
+    (root / "lock").touch()
+    os.symlink("x", os.path.join(os.fsencode(root), name))
+    error = refused(root)
+    assert f"{error.message}{error.hint}".isprintable()
+    mend(error)
+    assert [path.name for path in root.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("name", ["lock", "containers.lock", "token.tmp", "token.read", "journal/1.tmp"])
+def test_a_directory_in_the_place_of_a_file_is_named(root: Path, name: str) -> None:
+    (root / name).mkdir(parents=True)
+    with pytest.raises(BadRoot, match=rf"{re.escape(name)}(\.tmp)?: Is a directory"):
+        mp.open(root)
+
+
+def test_sockets_that_were_copied_with_the_root_are_closed(root: Path) -> None:
+    """By `cp -r`, whose directories have the modes that the umask leaves."""
+    (root / "sockets").mkdir()
+    (root / "sockets").chmod(0o755)
+    found = SocketDirectory.under(str(root))
+    assert stat.S_IMODE((root / "sockets").stat().st_mode) == 0o700
+    found.remove()
 
 
 def test_sockets_have_a_folder_and_files_may_be_readable_behind_a_closed_door(
@@ -209,6 +261,56 @@ def test_a_group_of_ones_own_may_write(tmp_path: Path, monkeypatch: pytest.Monke
         else:
             with pytest.raises(BadRoot, match="others can write"):
                 _own_root(str(tmp_path / "work" / "pond"))
+
+
+@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="only Linux has these lists here")
+def test_a_list_of_others_who_may_write_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group's bits of the mode stand for all on the list, whoever the group is."""
+    monkeypatch.setattr(private, "_is_own_group", lambda group, user: True)
+    work, anyone = tmp_path / "work", 0xFFFFFFFF
+    work.mkdir()
+    entries = ((1, 7, anyone), (2, 7, STRANGER), (4, 7, anyone), (16, 7, anyone), (32, 0, anyone))
+    try:
+        os.setxattr(
+            work,
+            "system.posix_acl_access",
+            struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries),
+        )
+    except OSError:
+        pytest.skip("this file system has no such lists")
+    assert stat.S_IMODE(work.stat().st_mode) == 0o770
+    with pytest.raises(BadRoot, match="others can write") as caught:
+        _own_root(str(work / "pond"))
+    mend(caught.value)
+    assert _own_root(str(work / "pond"))
+
+
+@needs_stranger
+def test_in_a_directory_of_roots_the_hint_leaves_this_user_the_right_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A volume is often root's, and writable for a group that the user is in."""
+    with street(0o775) as folder:
+        os.chown(folder, 0, 50)
+        monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+        with pytest.raises(NotPrivate) as caught:
+            private.real_path(folder / "pond")
+        assert caught.value.hint == f"sudo chmod +t {folder}"
+        folder.chmod(folder.stat().st_mode | stat.S_ISVTX)
+        with pytest.raises(FileNotFoundError):
+            private.real_path(folder / "pond")
+
+
+@needs_stranger
+def test_a_link_that_this_user_cannot_remove_is_gone_round(
+    common: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (common / "link").symlink_to("elsewhere")
+    os.chown(common / "link", 1, 1, follow_symlinks=False)
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    with pytest.raises(NotPrivate) as caught:
+        private.real_path(common / "link" / "pond")
+    assert caught.value.hint == f"give another place than {common}/link"
 
 
 def test_only_a_group_of_one_is_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
@@ -19,10 +23,12 @@ from millpond.code.capture import Code
 from millpond.code.rules import CompactRule, UpdateRule, keep_latest, put
 from millpond.code.tables import TransactionCode
 from millpond.container.layout import incarnations, read_manifest, write_manifest
+from millpond.durable.arrow_files import MAGIC, VERSION, read_metadata, read_table_file, write_table_file
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted
 from millpond.durable.files import Files, OsFiles
 from millpond.errors import BadOption, BadRoot, CorruptFile, NotThePond, NotTrusted
 from millpond.pond.source import _reader
+from millpond.stores.parts import pack, unpack
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.txn import load
@@ -341,6 +347,96 @@ def test_a_manifest_names_nothing_outside_of_its_root(roots: Roots, tmp_path: Pa
         write_manifest(files, str(root), replace(manifest, slices={**manifest.slices, number: changed}))
         with pytest.raises(CorruptFile, match="is not a manifest file"):
             LocalPond(files, str(root), trust="data")
+
+
+# Columns that lie: the checksum of a file is anyone's to make
+
+
+def lying(column: pa.Array) -> pa.Array:
+    """A column as that one, of strings, bytes or lists, but with offsets that lead far away, except the last."""
+    large = pa.types.is_large_binary(column.type)
+    offsets = np.zeros(len(column) + 1, np.int64 if large else np.int32)
+    values = {"children": [column.values]} if pa.types.is_list(column.type) else {}
+    buffers = [None, pa.py_buffer(offsets), *([] if values else [column.buffers()[2]])]
+    made = pa.Array.from_buffers(column.type, len(column), buffers, **values)
+    # Arrow has looked at them.
+    offsets[1:-1] = 1 << (40 if large else 28)
+    return made
+
+
+def in_stream(rows: pa.Table) -> pa.Table:
+    place = rows.schema.types.index(pa.string())
+    return rows.set_column(place, rows.schema.field(place), lying(rows.column(place).combine_chunks()))
+
+
+def in_part(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """In one of the tables that a batch of bytes holds."""
+    return pack([part._replace(rows=in_stream(part.rows)) for part in unpack(batch)])
+
+
+def in_column(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.set_column(2, batch.schema.field(2), lying(batch.column(2)))
+
+
+@pytest.mark.parametrize(
+    ("resident", "lie"), [("lists", in_column), ("tables", in_column), ("tables", in_part)]
+)
+def test_columns_that_lie_are_not_read(
+    tmp_path: Path, resident: str, lie: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> None:
+    """They would be read out of bounds, and written: which is a way to run code."""
+    root, files = tmp_path / "pond", OsFiles()
+    private.make_dir(str(root))
+    pond = LocalPond(files, str(root), slices=1)
+    lists = pond.state("lists", key="long", value="array<bigint>")
+    rows = pa.table({"k": [1, 2], "t": [1, 2], "v": pa.array([[1], [2]], pa.list_(pa.int64()))})
+    lists.update(key="k", at="t", value="v", name="feed")(rows, 0)
+    names = pond.table("names", key="string", value="n long", default={"n": 0})
+    count = Code("count", "def count(names, name):\n    names[name].n += 1")
+    pond.transactions("counts", [names], {"count": load(TransactionCode(count))})(
+        pa.table({"ts": [1, 2], "name": ["a", "b"]}), 0
+    )
+    pond.checkpoint()
+    pond.close()
+    (path,) = root.glob(f"snapshots/{resident}.*/*.arrow")
+    batches, schema, metadata = read_table_file(files, path)
+    write_table_file(files, path, "snapshot", schema, [lie(batch) for batch in batches], metadata)
+    with pytest.raises(CorruptFile, match=str(path)), mp.open(root, threads=1, trust="data") as opened:
+        opened.states()["lists"].snapshot()
+        opened.tables()["names"].snapshot()
+
+
+def test_what_a_task_reads_of_waiting_rows_is_sound(tmp_path: Path) -> None:
+    files, path = OsFiles(), tmp_path / "rows.arrow"
+    batch = pa.record_batch({"s": lying(pa.array(["a", "b"]))})
+    write_table_file(files, path, "waiting", batch.schema, [batch], {})
+    with pytest.raises(CorruptFile, match="Offset"):
+        read_table_file(files, path)
+
+
+@pytest.mark.parametrize("read", [read_table_file, read_metadata])
+def test_metadata_that_is_no_text_is_named(tmp_path: Path, read: Callable[..., object]) -> None:
+    schema = pa.schema([pa.field("a", pa.int64())], {b"millpond.place": b"\xff"})
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, schema).close()
+    content = sink.getvalue().to_pybytes()
+    trailer = struct.pack("<8sIQI", MAGIC, VERSION, len(content), zlib.crc32(content))
+    (tmp_path / "f").write_bytes(content + trailer)
+    with pytest.raises(CorruptFile, match="utf-8"):
+        read(OsFiles(), tmp_path / "f")
+
+
+def test_counts_below_zero_are_none(roots: Roots, tmp_path: Path) -> None:
+    """They add up to the rows that there are, and lead in front of them."""
+    files, root = OsFiles(), str(shutil.copytree(roots.torn, tmp_path / "pond"))
+    (path, *_) = sorted((tmp_path / "pond").glob("containers/*/0*.arrow"))
+    batches, schema, metadata = read_table_file(files, path)
+    head = msgspec.json.decode(metadata["record"])
+    head["counts"] = [[-1, 1 + sum(counts), *[0] * (len(counts) - 2)] for counts in head["counts"]]
+    metadata["record"] = msgspec.json.encode(head).decode()
+    write_table_file(files, path, "log", schema, batches, metadata)
+    with pytest.raises(CorruptFile, match="counts"):
+        LocalPond(files, root, trust="data")
 
 
 @pytest.mark.parametrize("trust", ["none", "", None, True, ["data"]])

@@ -33,6 +33,7 @@ _T = TypeVar("_T")
 _DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})")
 _SNAPSHOT = re.compile(r"s([0-9]{5})-t[0-9]{8}-n[0-9]{6,}\.arrow")
 SnapshotName = Annotated[str, msgspec.Meta(pattern=rf"^{_SNAPSHOT.pattern}\Z")]
+Rows = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _RECORD = re.compile(r"(\d{12})\.arrow")
 
 
@@ -85,7 +86,7 @@ class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     turn: Turn
     ballot: int
     digest: int
-    counts: list[list[int]]
+    counts: list[list[Rows]]
     work: bytes
 
     @property

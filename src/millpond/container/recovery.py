@@ -27,6 +27,7 @@ from millpond.container.layout import (
     read_snapshot,
     record_numbers,
     record_path,
+    snapshot_directory,
 )
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile, NotTrusted, not_trusted
@@ -149,7 +150,11 @@ def _load_snapshots(
             for batch in read_snapshot(
                 files, root, holding.resident.id, number, held.snapshot, holding.snapshot_schema
             ):
-                held.store.load(batch)
+                try:
+                    held.store.load(batch)
+                except (ValueError, LookupError, TypeError, NotImplementedError) as error:
+                    path = os.path.join(snapshot_directory(root, holding.resident.id), held.snapshot)
+                    raise CorruptFile(f"{path} does not hold rows of {name}: {error}", path=path) from error
                 # What was forgotten since must not be found there again.
                 held.dirty |= holding.is_stale(batch)
             loaded += 1

@@ -84,7 +84,8 @@ def read_table_file(files: Files, path: AnyPath) -> tuple[list[pa.RecordBatch], 
 
     Raises `CorruptFile`, with the path and what is wrong, for a file that is missing, unfinished, cut,
     altered, or of a version that this code does not know. The whole file is checked first: what is
-    returned is all of what was written.
+    returned is all of what was written. The checksum is anyone's to make, so the columns are checked as well: nobody
+    reads out of bounds by them.
     """
     path = os.fspath(path)
     payload = _checked_payload(files, path)
@@ -92,9 +93,11 @@ def read_table_file(files: Files, path: AnyPath) -> tuple[list[pa.RecordBatch], 
         with pa.ipc.open_stream(payload) as reader:
             schema = reader.schema
             batches = list(reader)
+        for batch in batches:
+            batch.validate(full=True)
+        ours, others = _split_metadata(schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         _refuse(path, f"it is not an Arrow stream ({error})")
-    ours, others = _split_metadata(schema)
     return (
         [batch.replace_schema_metadata(others) for batch in batches],
         schema.with_metadata(others),
@@ -107,10 +110,9 @@ def read_metadata(files: Files, path: AnyPath) -> dict[str, str]:
     path = os.fspath(path)
     payload = _checked_payload(files, path)
     try:
-        schema = pa.ipc.read_schema(payload)
+        return _split_metadata(pa.ipc.read_schema(payload))[0]
     except (pa.ArrowException, OSError, ValueError) as error:
         _refuse(path, f"it is not an Arrow stream ({error})")
-    return _split_metadata(schema)[0]
 
 
 def durable_names(files: Files, directory: AnyPath) -> list[str]:
@@ -185,6 +187,8 @@ def _checked_payload(files: Files, path: str) -> pa.Buffer:
         content = files.read(path)
     except FileNotFoundError:
         _refuse(path, "it is missing")
+    except IsADirectoryError:
+        _refuse(path, "it is a directory")
     if content.size < _TRAILER.size:
         _refuse(path, f"it is too short: {content.size} bytes, and the trailer alone has {_TRAILER.size}")
     payload = content.slice(0, content.size - _TRAILER.size)

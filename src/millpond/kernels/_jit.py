@@ -6,7 +6,6 @@ import errno
 import functools
 import hashlib
 import os
-import shlex
 import threading
 import warnings
 from collections.abc import Callable
@@ -60,10 +59,13 @@ def own_cache(base: str, *names: str) -> str | None:
     except OSError as error:
         why, mend = error.strerror, "set XDG_CACHE_HOME to a directory of your own"
         if isinstance(error, NotPrivate):
-            # What lay open may be anyone's by now, whatever mode it gets: only a new one will do.
-            why, mend = error.message, f"rm -rf {shlex.quote(base)}"
-            if not f"{error.path}/".startswith(f"{os.path.abspath(base)}/"):
-                mend = f"{error.hint} && {mend}"
+            why = error.message
+            inside = f"{error.path}/".startswith(f"{os.path.abspath(base)}/")
+            # What is another user's, only root can remove for sure.
+            if not error.owner or (inside and os.geteuid() == 0):
+                # What lay open may be anyone's by now, whatever mode it gets: only a new one will do.
+                mend = f"rm -rf {private.quoted(base)}"
+                mend = mend if inside else f"{error.hint} && {mend}"
         warnings.warn(
             f"compiled kernels are not kept, and compiled at each start: {why}\n  hint: {mend}", stacklevel=3
         )

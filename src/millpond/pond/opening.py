@@ -7,8 +7,8 @@ import fcntl
 import os
 import re
 import secrets
-import shlex
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -31,13 +31,14 @@ from millpond.wire.flight import FlightDialer, FlightService, dialer_to
 from millpond.wire.gate import Gate, check_host
 from millpond.wire.handshake import read_only_token
 from millpond.wire.house import Locate
-from millpond.wire.sockets import POND, SocketDirectory, address_of
+from millpond.wire.sockets import POND, SCHEME, SocketDirectory
 
 ADDRESS_PATTERN = r"unix:/.+|[^/]+:\d{1,5}"
 SLICES_MAX = 65_535
 CODE_SECONDS_MIN = 0.1
 # What a container needs before it holds anything is some 300 MiB.
 MEMORY_MIN = 512 << 20
+_OF_A_POND = r"(lock|token|journal|containers?|snapshots|waiting|sockets)\b"
 ORPHANS_TIMEOUT_S = 30.0
 UPKEEP_S = 0.5
 Trust = Literal["all", "data"]
@@ -102,8 +103,10 @@ def open_pond(
     embedded = _EmbeddedPond(_own_root(path, trust))
     try:
         embedded.start(containers, threads, slices, host, port, code_seconds, memory, trust)
-    except BaseException:
+    except BaseException as error:
         embedded.close()
+        if isinstance(error, OSError) and not isinstance(error, MillpondError) and error.filename is not None:
+            raise _unusable(path, error) from None
         raise
     return _with_spark(Pond(embedded.client(), embedded.address, embedded, spark))
 
@@ -259,7 +262,7 @@ def _joining(root: str) -> str:
     sockets = os.path.join(root, private.SOCKETS)
     if not os.path.exists(os.path.join(sockets, POND)):
         return "mp.connect(address, token)"
-    address = address_of(sockets, POND)
+    address = f"{SCHEME}{sockets}/{POND}"
     return f"mp.connect({address!r}, token=open({os.path.join(root, 'token')!r}).read())"
 
 
@@ -298,10 +301,14 @@ def _own_root(path: str, trust: Trust = "all") -> str:
         private.check_directory(root)
         private.check_inside(root)
     except OSError as error:
+        if isinstance(error, NotPrivate) and _is_for_something_else(root):
+            # What would make a root of it is no good to what is there.
+            hint = f"give a directory of its own, for example {private.quoted(os.path.join(root, 'pond'))}"
+            raise _bad_root(path, error.message, hint) from None
         if isinstance(error, NotPrivate) and error.owner and trust == "all":
             why = f"{error.message}; rules and transactions in it are code, which would run as you"
             # Whoever made it knows its token.
-            command = f"{error.hint} && rm -f {shlex.quote(os.path.join(root, 'token'))}"
+            command = f"{error.hint} && rm -f {private.quoted(os.path.join(root, 'token'))}"
             raise _bad_root(
                 path, why, f"only if you trust {error.owner}, and they do not have it open: {command}"
             ) from None
@@ -309,14 +316,26 @@ def _own_root(path: str, trust: Trust = "all") -> str:
     return root
 
 
+def _is_for_something_else(root: str) -> bool:
+    """Whether it holds anything, but nothing of a pond's; or is one for all users, as /tmp is."""
+    try:
+        names = os.listdir(root)
+        shared = os.lstat(root).st_mode & stat.S_ISVTX
+    except OSError:
+        return False
+    return bool(names) and bool(shared or not any(re.match(_OF_A_POND, name) for name in names))
+
+
 def _unusable(root: str, error: OSError) -> BadRoot:
     if isinstance(error, NotPrivate):
         return _bad_root(root, error.message, error.hint)
-    return _bad_root(root, error.strerror or str(error))
+    where = error.filename
+    named = f"{private.shown(where)}: " if isinstance(where, str) and where != root else ""
+    return _bad_root(root, f"{named}{error.strerror or error}")
 
 
 def _bad_root(root: str, why: str, hint: str = "give a directory that this user may write to") -> BadRoot:
-    return BadRoot(f"{root} cannot hold a pond: {why}", hint=hint, root=root)
+    return BadRoot(f"{private.shown(root)} cannot hold a pond: {why}", hint=hint, root=root)
 
 
 def _token(root: str, renewed: bool = False) -> str:
@@ -330,7 +349,7 @@ def _token(root: str, renewed: bool = False) -> str:
         token = secrets.token_urlsafe(32)
         private.write_text(path, f"{token}\n")
     if not re.fullmatch(r"[A-Za-z0-9_-]{43}", token):
-        raise _bad_root(root, f"{path} holds no token of a pond", hint=f"rm {shlex.quote(path)}")
+        raise _bad_root(root, f"{path} holds no token of a pond", hint=f"rm {private.quoted(path)}")
     return token
 
 

@@ -63,6 +63,8 @@ class SocketDirectory:
         """The directory of a pond's sockets, emptied: under its root, or where that cannot hold any, a temporary one."""
         path = os.path.join(root, private.SOCKETS)
         private.make_dir(path)
+        # It may have been copied, with the modes that a umask gave. Nobody else comes that far.
+        os.chmod(path, stat.S_IRWXU)
         found = cls(path)
         found.clear()
         if found._can_bind():
