@@ -319,7 +319,9 @@ def test_a_bomb_of_compressed_rows_reaches_nobody(served: Served, compression: s
     tunnel.close()
 
 
-def test_a_large_message_that_does_not_end_is_cut_off(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_message_that_does_not_end_is_cut_off(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others wait for their turn no longer than that."""
     monkeypatch.setattr(sieve, "LARGE_S", 0.3)
     headers = {

@@ -302,7 +302,9 @@ def _own_root(path: str, trust: Trust = "all") -> str:
             why = f"{error.message}; rules and transactions in it are code, which would run as you"
             # Whoever made it knows its token.
             command = f"{error.hint} && rm -f {shlex.quote(os.path.join(root, 'token'))}"
-            raise _bad_root(path, why, f"only if you trust {error.owner}, and they do not have it open: {command}") from None
+            raise _bad_root(
+                path, why, f"only if you trust {error.owner}, and they do not have it open: {command}"
+            ) from None
         raise _unusable(path, error) from None
     return root
 
