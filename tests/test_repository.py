@@ -62,6 +62,24 @@ def test_the_changelog_has_the_version() -> None:
     assert f"## [{millpond.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """The outermost packages that a module imports, wherever it does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module.split(".")[0]
+
+
+def test_no_module_unpickles() -> None:
+    """To read a pickle is to run it. Numba's are its own, see `kernels/_jit.py`."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        found = {"pickle", "marshal", "shelve", "cloudpickle", "dill", "joblib"} & set(
+            imports_of(ast.parse(path.read_text()))
+        )
+        assert not found, f"{path.relative_to(ROOT)} imports {found}"
+
+
 def named_tests(text: str) -> list[tuple[str, str]]:
     """Files of tests, and tests in them, that a text names: `file.py`, `file.py::test`, or `::test` of the file before."""
     found, file = [], ""

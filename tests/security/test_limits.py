@@ -201,6 +201,14 @@ def sockets(tmp_path: Path) -> Iterator[SocketDirectory]:
     directory.close()
 
 
+def settles(what: Callable[[], bool]) -> bool:
+    """Whether it comes to be so."""
+    deadline = time.monotonic() + 10
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return what()
+
+
 def test_room_is_held_until_an_answer_was_sent(pond: LocalPond, room: Room, sockets: SocketDirectory) -> None:
     service = pond.hosting.services[0]
     message, batch = AMPLIFIED["latest texts"]
@@ -216,6 +224,18 @@ def test_room_is_held_until_an_answer_was_sent(pond: LocalPond, room: Room, sock
         reply = connection.exchange(message, [few]).batch
         assert reply is not None
         assert reply.num_rows == 50
+        # Of one that asks and takes no answer, too.
+        command = fl.FlightDescriptor.for_command(encode(message))
+        writer, reader = connection._client.do_exchange(command, connection._options_of(message))
+        with writer:
+            writer.begin(few.batch.schema)
+            writer.write_with_metadata(few.batch, few.counts.tobytes())
+            writer.done_writing()
+            assert settles(lambda: room.nbytes > 50 * BIG)
+            time.sleep(0.5)
+            assert room.nbytes > 50 * BIG
+            assert reader.read_chunk().data.num_rows == 50
+        assert settles(lambda: room.nbytes == 0)
     finally:
         connection.close()
         server.shutdown()

@@ -84,6 +84,9 @@ def test_a_root_that_a_stranger_prepared_is_refused(common: Path) -> None:
     assert "code, which would run as you" in error.message
     assert error.hint.endswith(f": chown -R root {common}/pond && rm -f {common}/pond/token")
     assert "do not have it open" in error.hint
+    # One with nothing in it, too: whoever owns a directory can swap what comes into it.
+    as_stranger("mkdir -m 700 empty", common)
+    assert refused(common / "empty").hint.startswith("only if you trust ")
     # None of its code runs: whoever opens it so need not trust anybody.
     (common / "pond" / "journal").mkdir()
     with pytest.raises(BadRoot) as caught:

@@ -210,7 +210,7 @@ def test_what_clients_send_passes() -> None:
 
 LIES: dict[str, bytes] = {
     "not HTTP/2": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-    "compressed by gRPC": opened(frame(DATA, message(b"x", compressed=True))),
+    "compressed by gRPC": opened(frame(DATA, message(field(1, b"x"), compressed=True))),
     "a message beyond the limit": opened(frame(DATA, message(b"", size=sieve.MESSAGE_BYTES_MAX + 1))),
     "rows outside of a call": PREFACE + frame(DATA, message(b"")),
     "rows after the end of a call": opened(frame(DATA, flags=END_STREAM), frame(DATA, message(b""))),
@@ -254,6 +254,12 @@ def test_what_they_never_send_does_not(lie: str) -> None:
         passes(LIES[lie], step) for step in ((1 << 30,) if len(LIES[lie]) > 100_000 else (1, 2, 7, 1 << 30))
     }
     assert step == {False}
+
+
+def test_it_is_the_flag_that_tells_of_compression() -> None:
+    """What is compressed looks like anything, and may look like a message."""
+    assert passes(opened(frame(DATA, message(field(1, b"x")))))
+    assert not passes(opened(frame(DATA, message(field(1, b"x"), compressed=True))))
 
 
 def test_the_last_byte_of_what_is_refused_is_never_passed_on() -> None:
