@@ -236,7 +236,10 @@ LIES: dict[str, bytes] = {
     "a head beyond its limit, without a body": flight_data(field(2, b"\0" * (sieve.HEADER_BYTES_MAX + 1))),
     "rows of another machine": flight_data(field(2, schema(1, 1, "columns", endianness=1))),
     "as many columns as it has bytes": flight_data(field(2, schema(20_000, 1, "columns"))),
-    **{f"one long text, many times: {where}": flight_data(field(2, schema(50, 50_000, where))) for where in WHERE},
+    **{
+        f"one long text, many times: {where}": flight_data(field(2, schema(50, 50_000, where)))
+        for where in WHERE
+    },
     "half a number": flight_data(b"\x80"),
     "more calls than may be under way": PREFACE
     + b"".join(frame(HEADERS, stream=2 * n + 1) for n in range(sieve.CALLS_MAX + 1)),
@@ -323,7 +326,9 @@ def test_small_messages_together_are_large(monkeypatch: pytest.MonkeyPatch) -> N
     calm = Sieve(turnstile)
     calm.feed(memoryview(PREFACE))
     for number in range(20):
-        calm.feed(memoryview(large(part, 2 * number + 1) + frame(RST_STREAM, b"\0" * 4, stream=2 * number + 1)))
+        calm.feed(
+            memoryview(large(part, 2 * number + 1) + frame(RST_STREAM, b"\0" * 4, stream=2 * number + 1))
+        )
 
 
 # On a running pond

@@ -44,9 +44,7 @@ class _Echo:
     def call(self, message: Any) -> Placement:
         return Placement("", 0, [], [])
 
-    def exchange(
-        self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False
-    ) -> Answer[Any]:
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
         (rows,) = batches
         return Answer(Done(), rows.batch.select([0]))
 

@@ -149,9 +149,7 @@ class ContainerService:
                 raise BadMessage(f"a container does not answer {type(message).__name__}")
         return Done()
 
-    def exchange(
-        self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False
-    ) -> Answer[Any]:
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
         if isinstance(message, Stage):
             return Answer(self.core.stage(message, batches, self._runtime.now()))
         if not isinstance(message, Exchange):

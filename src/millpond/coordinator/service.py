@@ -242,9 +242,7 @@ class CoordinatorService:
                 return self._metrics()
         raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
 
-    def exchange(
-        self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False
-    ) -> Answer[Any]:
+    def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
         raise BadMessage("the coordinator takes no rows: they go to the containers")
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -148,9 +148,7 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
             message = decode(descriptor.command or b"")
             caller = _caller(context)
             caller.check(message)
-            answer = self._handler.exchange(
-                message, checked(message, _incoming(reader)), caller.reads_only
-            )
+            answer = self._handler.exchange(message, checked(message, _incoming(reader)), caller.reads_only)
             try:
                 reply = encode(answer.message)
                 if answer.batch is None:
