@@ -30,6 +30,8 @@ from millpond.wire.sockets import SocketDirectory
 from millpond.wire.tunnel import Tunnel
 
 ROWS = pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]})
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+"""How a client begins."""
 
 
 class Served(NamedTuple):
@@ -409,7 +411,7 @@ def test_closing_a_pond_waits_for_no_turn_of_its_readers(tmp_path: Path) -> None
     try:
         token = (tmp_path / "pond" / "token.read").read_text().strip()
         large = b"\0" + (8 << 20).to_bytes(4)
-        begun = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x01\x04\0\0\0\x01\0\0\5\0\0\0\0\0\x01" + large
+        begun = HTTP2 + b"\0\0\0\x01\x04\0\0\0\x01" + b"\0\0\5\0\0\0\0\0\x01" + large
         first, second = (shaken(pond.address, token, "pond") for _ in range(2))
         with first, second:
             second.sendall(begun)
@@ -465,7 +467,7 @@ def test_a_child_that_was_forked_ends_nothing_of_its_parents(served: Served) -> 
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(tunnel.path)
         connection.settimeout(10)
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        connection.sendall(HTTP2)
         assert connection.recv(1) == b"\0"
     tunnel.close()
     assert not directory.exists()
