@@ -23,7 +23,7 @@ import millpond as mp
 from millpond.client.routing import counts_of
 from millpond.container.process import OWN_BYTES
 from millpond.container.room import ROOM_SHARE, Room
-from millpond.errors import BadMessage, MessageTooLarge, Unauthorised, Unavailable
+from millpond.errors import BadMessage, MessageTooLarge, OutOfMemory, Unauthorised, Unavailable
 from millpond.pond.opening import MEMORY_MIN
 from millpond.schema import parse_ddl
 from millpond.stores import outputs
@@ -390,6 +390,23 @@ def _reads(connection: FlightConnection, message: ReadSlices) -> bool:
 
 
 # Memory
+
+
+def test_sums_of_arrays_beyond_the_memory_are_refused_before_they_count(tmp_path: Path) -> None:
+    """Each version is as long as the longest array before it: 1 MiB of rows asks for 1.5 GiB."""
+    many, items = 2000, 100_000
+    arrays = pa.array([[1.0] * items, *[[]] * (many - 1)], pa.list_(pa.float64()))
+    rows = pa.table({"k": [1] * many, "t": range(many), "v": arrays})
+    with mp.open(tmp_path / "pond", threads=1, slices=1, memory=MEMORY_MIN) as pond:
+        state = pond.state("s", key="long", value="array<double>", update=mp.add())
+        feed = state.update(key="k", at="t", value="v", name="feed")
+        (info,) = pond.containers()
+        with pytest.raises(OutOfMemory):
+            feed(rows, 0)
+        feed(rows.slice(many - 3), 0)
+        state.finish("feed")
+        assert state.snapshot().num_rows == 1
+        assert pond.containers() == [info], "the same process"
 
 
 def test_a_request_beyond_the_memory_of_its_container_fails_alone(tmp_path: Path) -> None:

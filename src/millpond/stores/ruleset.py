@@ -55,6 +55,16 @@ class Ruleset:
         return self.compaction_failures + (self.fold.failures if self.fold is not None else 0)
 
     @property
+    def may_fail(self) -> bool:
+        """Whether an update may: by a user's own rule, or by sums that take far more room than what came.
+
+        Each version of a sum of arrays is as long as the longest array before it.
+        """
+        return self.update.code is not None or (
+            self.update.name == "add" and any(pa.types.is_list(field.type) for field in self.values)
+        )
+
+    @property
     def by_mask(self) -> bool:
         """Whether compaction looks at the versions themselves."""
         return self.compact.name in ("net_edges", "custom") or (

@@ -121,11 +121,11 @@ class VersionedSlice:
         values: Sequence[pa.Array],
         keep_from: int | None = None,
     ) -> None:
-        """Run a user's own update rule on all that `insert` would run it on: nothing changes, nothing is counted.
+        """Run the update rule on all that `insert` would run it on: nothing changes, nothing is counted.
 
-        Raises what `insert` would, such as a MemoryError. Under other rules it does nothing.
+        Raises what `insert` would, such as a MemoryError. Under rules that always succeed it does nothing.
         """
-        if self.rules.update.code is not None:
+        if self.rules.may_fail:
             self._check(keys, times)
             ids = np.unique(self._index.find(keys))
             self._part(ids[ids >= 0], self.rules.copy()).insert(keys, times, values, keep_from)

@@ -109,8 +109,8 @@ class StateHolding(KeyedHolding[VersionedSlice]):
         )
 
     def prepare(self, record: Record) -> Ready:
-        """Rows were checked one by one. A rule of the user's own runs once before it counts, on the keys it touches."""
-        if self._state.runs_code:
+        """Rows were checked one by one. A rule that may fail runs once before it counts, on the keys it touches."""
+        if self.rules.may_fail:
             what = f"the update rule of state {self.name!r}"
             self.means.limits.run(what, lambda: self.each(record, self.slices, self._try))
         return Ready(record)
