@@ -126,7 +126,7 @@ def test_the_numbers_of_the_documents_are_those_of_the_source() -> None:
     for number in (
         f"at most {gate.PENDING_MAX} handshakes of at most {handshake_bytes} bytes and {gate.HANDSHAKE_S:g} seconds",
         f"messages of more than {sieve.MESSAGE_BYTES_MAX >> 20} MiB",
-        f"messages of more than {sieve.LARGE_BYTES >> 20} MiB under way, for {sieve.LARGE_S:g} seconds",
+        f"has more than {sieve.LARGE_BYTES >> 20} MiB under way in calls that it has not ended, for {sieve.LARGE_S:g} seconds",
         f"{gate.READERS_MAX} connections of the pond's {gate.CONNECTIONS_MAX}, and {flight.READING_CALLS_MAX} calls",
         f"nothing moves for {gate.READER_IDLE_S:g} seconds",
     ):

@@ -48,6 +48,7 @@ from millpond.wire.codec import CONTROL_BYTES_MAX, decode, encode
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.epochs import Stage
 from millpond.wire.flight import FlightConnection, FlightService
+from millpond.wire.handshake import bearer
 from millpond.wire.house import Locate
 from millpond.wire.sockets import SocketDirectory
 from millpond.wire.specs import Resident
@@ -177,7 +178,7 @@ def options(*headers: tuple[bytes, bytes]) -> fl.FlightCallOptions:
 
 
 def signed(token: str) -> fl.FlightCallOptions:
-    return options((b"authorization", b"Bearer " + token.encode()))
+    return options((b"authorization", bearer(token).encode()))
 
 
 @cache
@@ -310,16 +311,17 @@ BAD_TOKENS: dict[str, Callable[[str], list[tuple[bytes, bytes]]]] = {
     "none": lambda token: [],
     "empty": lambda token: [(b"authorization", b"")],
     "only a scheme": lambda token: [(b"authorization", b"Bearer ")],
-    "wrong": lambda token: [(b"authorization", b"Bearer " + b"x" * len(token))],
-    "cut short": lambda token: [(b"authorization", b"Bearer " + token[:-1].encode())],
-    "too long": lambda token: [(b"authorization", b"Bearer " + token.encode() + b"x")],
-    "no scheme": lambda token: [(b"authorization", token.encode())],
-    "another scheme": lambda token: [(b"authorization", b"Basic " + token.encode())],
-    "scheme in lower case": lambda token: [(b"authorization", b"bearer " + token.encode())],
-    "other header": lambda token: [(b"x-authorization", b"Bearer " + token.encode())],
+    "wrong": lambda token: [(b"authorization", b"Bearer " + b"x" * 64)],
+    "cut short": lambda token: [(b"authorization", bearer(token)[:-1].encode())],
+    "too long": lambda token: [(b"authorization", bearer(token).encode() + b"x")],
+    "no scheme": lambda token: [(b"authorization", bearer(token).removeprefix("Bearer ").encode())],
+    "another scheme": lambda token: [(b"authorization", bearer(token).replace("Bearer", "Basic").encode())],
+    "scheme in lower case": lambda token: [(b"authorization", bearer(token).lower().encode())],
+    "the token itself": lambda token: [(b"authorization", b"Bearer " + token.encode())],
+    "other header": lambda token: [(b"x-authorization", bearer(token).encode())],
     "wrong first": lambda token: [
         (b"authorization", b"Bearer x"),
-        (b"authorization", b"Bearer " + token.encode()),
+        (b"authorization", bearer(token).encode()),
     ],
 }
 
@@ -941,9 +943,7 @@ def test_a_flipped_bit_anywhere_does_not_end_a_server(served: Served) -> None:
     batch = rows(texts(), value=TEXTS)
     before = served.everything()
     body = encode(stage("texts", 7))
-    impatient = fl.FlightCallOptions(
-        timeout=1.0, headers=[(b"authorization", b"Bearer " + served.token.encode())]
-    )
+    impatient = fl.FlightCallOptions(timeout=1.0, headers=[(b"authorization", bearer(served.token).encode())])
 
     def send(position: int, bit: int) -> int:
         proxy = FlippingProxy(served.address("container"), position, bit)

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from strangers import STRANGER, needs_stranger, street
 
 import millpond as mp
 from millpond.errors import MillpondError, NotThePond, Unauthorised, Unavailable
-from millpond.wire import gate, handshake
+from millpond.wire import gate, handshake, tunnel
 from millpond.wire.flight import FlightConnection, dialer_to
 from millpond.wire.house import Locate
 from millpond.wire.sockets import SocketDirectory
@@ -169,6 +170,53 @@ def not_the_pond(ask: Callable[[], object]) -> bool:
     with pytest.raises((NotThePond, Unavailable)) as caught:
         ask()
     return isinstance(caught.value, NotThePond)
+
+
+def test_an_impostor_that_takes_its_time_has_as_much_as_one_that_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drip(impostor: Impostor, connection: socket.socket) -> None:
+        impostor.hear(connection, handshake.HELLO.size)
+        for _ in range(handshake.OFFER.size):
+            connection.sendall(b"x")
+            time.sleep(0.1)
+
+    monkeypatch.setattr(tunnel, "HANDSHAKE_S", 0.5)
+    with Impostor("127.0.0.1:0", drip) as impostor:
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            mp.connect(impostor.address, "x" * 43)
+        assert time.monotonic() - began < 4
+
+
+class Overhearing(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Keeps the headers of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[dict[str, list[str]]] = []
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
+        self.heard.append(headers)
+
+
+def test_the_token_is_never_sent(served: Served, tmp_path: Path) -> None:
+    """Not even to the pond: what calls carry opens no gate."""
+    tmp_path.chmod(0o700)
+    sockets, factory = SocketDirectory(str(tmp_path)), Overhearing()
+    server = fl.FlightServerBase(f"grpc+unix://{sockets.path_of('pond')}", middleware={"": factory})
+    for token in (served.token, served.reading):
+        connection = FlightConnection(sockets.address_of("pond"), token)
+        with pytest.raises(MillpondError):
+            connection.call(Locate())
+        connection.close()
+        told = factory.heard[-1]["authorization"][0]
+        assert token not in str(factory.heard)
+        for guess in (told, told.removeprefix("Bearer ")):
+            with pytest.raises(MillpondError):
+                mp.connect(served.pond.address, guess)
+    server.shutdown()
+    sockets.close()
 
 
 def test_a_handshake_that_is_passed_on_to_the_pond_elsewhere_is_refused(served: Served) -> None:

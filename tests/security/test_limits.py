@@ -37,6 +37,7 @@ from millpond.wire.connection import LocalConnection, SlicedBatch
 from millpond.wire.epochs import Stage
 from millpond.wire.flight import FlightConnection, FlightService, read_only_token
 from millpond.wire.groups import FindRows
+from millpond.wire.handshake import bearer
 from millpond.wire.house import Ping
 from millpond.wire.sockets import SocketDirectory
 from millpond.wire.states import Question, ReadSlices
@@ -276,7 +277,7 @@ def client_of(address: str) -> fl.FlightClient:
 def idle_streams(address: str, token: str, count: int) -> list[Any]:
     """Exchanges that were begun, and on which nothing is said."""
     client = client_of(address)
-    options = fl.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
+    options = fl.FlightCallOptions(headers=[(b"authorization", bearer(token).encode())])
     command = fl.FlightDescriptor.for_command(encode(Question("s", "latest")))
     streams = []
     for _ in range(count):
@@ -446,7 +447,7 @@ def squeezed(address: str, token: str, message: Exchange[Any], batch: pa.RecordB
     """The name of the error that a compressed batch is answered by."""
     options = fl.FlightCallOptions(
         timeout=60,
-        headers=[(b"authorization", f"Bearer {token}".encode())],
+        headers=[(b"authorization", bearer(token).encode())],
         write_options=pa.ipc.IpcWriteOptions(compression="zstd"),
     )
     with client_of(address) as client:

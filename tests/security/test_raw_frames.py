@@ -27,6 +27,7 @@ from millpond.wire.base import Exchange, Turn
 from millpond.wire.codec import encode
 from millpond.wire.epochs import Stage
 from millpond.wire.groups import FindRows
+from millpond.wire.handshake import bearer
 from millpond.wire.states import Question
 
 SLICES = 4
@@ -84,7 +85,7 @@ class Wire:
     def __init__(self, address: str, token: str) -> None:
         self.channel = grpc.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
         self._call = self.channel.stream_stream(METHOD)
-        self._metadata = [("authorization", f"Bearer {token}")]
+        self._metadata = [("authorization", bearer(token))]
 
     def send(self, message: Exchange[Any], frames: list[Frame]) -> str:
         """The name of the error that came back, or `answer`."""

@@ -21,6 +21,7 @@ import millpond as mp
 from millpond.errors import BadMessage
 from millpond.wire import gate, sieve
 from millpond.wire.codec import encode
+from millpond.wire.handshake import bearer
 from millpond.wire.ipc import HEAD_BYTES_MAX
 from millpond.wire.sieve import Sieve, Turnstile
 from millpond.wire.sockets import name_in
@@ -347,6 +348,10 @@ class Served(NamedTuple):
     root: Path
 
     @property
+    def bearer(self) -> str:
+        return bearer((self.root / "token.read").read_text().strip())
+
+    @property
     def pid(self) -> int:
         return self.pond.containers()[0].pid
 
@@ -431,7 +436,7 @@ def test_a_bomb_of_compressed_rows_reaches_nobody(served: Served, compression: s
     batch = pa.record_batch([pa.array([bytes(256 << 20)])], names=["_key"])
     options = fl.FlightCallOptions(
         timeout=20,
-        headers=[(b"authorization", b"Bearer " + (served.root / "token.read").read_bytes().strip())],
+        headers=[(b"authorization", served.bearer.encode())],
         write_options=pa.ipc.IpcWriteOptions(compression=compression),
     )
     with fl.connect(f"grpc+unix://{tunnel.path}") as client:
@@ -449,7 +454,7 @@ def test_a_bomb_of_compressed_rows_reaches_nobody(served: Served, compression: s
 
 def exchanged(served: Served, messages: list[bytes]) -> None:
     tunnel = served.tunnel()
-    metadata = [("authorization", "Bearer " + (served.root / "token.read").read_text().strip())]
+    metadata = [("authorization", served.bearer)]
     with grpc.insecure_channel(f"unix:{tunnel.path}") as channel:
         call = channel.stream_stream("/arrow.flight.protocol.FlightService/DoExchange")
         with pytest.raises(grpc.RpcError):
@@ -486,7 +491,7 @@ def test_a_large_message_that_does_not_end_is_cut_off(
         ":authority": "pond",
         "te": "trailers",
         "content-type": "application/grpc",
-        "authorization": "Bearer " + (served.root / "token.read").read_text().strip(),
+        "authorization": served.bearer,
     }
     # Each as a literal: a zero, then name and value after their lengths.
     written = b"".join(
@@ -518,7 +523,7 @@ def test_a_large_message_that_does_not_end_is_cut_off(
 def test_calls_without_end_end_with_their_connection(served: Served) -> None:
     tunnel = served.tunnel()
     threads = len(os.listdir(f"/proc/{served.pid}/task"))
-    metadata = [("authorization", "Bearer " + (served.root / "token.read").read_text().strip())]
+    metadata = [("authorization", served.bearer)]
     with grpc.insecure_channel(f"unix:{tunnel.path}") as channel:
         exchange = channel.stream_stream("/arrow.flight.protocol.FlightService/DoExchange")
         never = _Never()

@@ -32,7 +32,7 @@ from millpond.errors import (
 from millpond.wire.base import Call, Exchange, Read, Request
 from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, decode, encode
 from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
-from millpond.wire.handshake import read_only_token
+from millpond.wire.handshake import bearer, read_only_token
 from millpond.wire.sockets import POND, SCHEME, SocketDirectory, name_in
 from millpond.wire.tunnel import Tunnel
 
@@ -81,8 +81,8 @@ class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self, token: str) -> None:
         super().__init__()
-        self._full = f"Bearer {token}".encode()
-        self._reading = f"Bearer {read_only_token(token)}".encode()
+        self._full = bearer(token).encode()
+        self._reading = bearer(read_only_token(token)).encode()
         self._calls = {False: _Calls(CALLS_MAX), True: _Calls(READING_CALLS_MAX)}
         self._slices = {False: _Calls(CALLS_MAX), True: _Calls(READING_SLICES_MAX)}
 
@@ -237,7 +237,7 @@ class FlightConnection:
 
     def _begin(self, client: fl.FlightClient, token: str) -> None:
         self._client = client
-        self._headers = [(_HEADER.encode(), f"Bearer {token}".encode())]
+        self._headers = [(_HEADER.encode(), bearer(token).encode())]
         self._options: dict[float, fl.FlightCallOptions] = {}
 
     def _options_of(self, message: Request) -> fl.FlightCallOptions:

@@ -9,6 +9,8 @@ The key that signs follows from the full token; a read-only token carries its pu
 token knows the pond, and cannot pass for it. Random numbers on both sides keep an earlier handshake from being
 played again; the address keeps one from being passed on to a pond elsewhere; the name of the server, which each
 incarnation of a container has anew, keeps it from being answered by another.
+
+The token itself is never sent: calls carry what follows from it (`bearer`), by which nobody can shake hands.
 """
 
 from __future__ import annotations
@@ -107,6 +109,12 @@ class Doorkeeper:
         transcript = _transcript(hello, OFFER.unpack(offer)[0], address)
         expected = hmac.digest(self._secrets[self.heard(hello).role], transcript, "sha256")
         return hmac.compare_digest(expected, proof)
+
+
+def bearer(token: str) -> str:
+    """What calls carry to say what the caller may do. It follows from the token, and opens no gate."""
+    secret = _parts_of(token)[0] if token.startswith(_READ_PREFIX) else _derived(token, b"millpond full")
+    return "Bearer " + hmac.digest(secret, b"millpond calls", "sha256").hex()
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 import weakref
 from contextlib import suppress
 
@@ -62,6 +63,7 @@ class Tunnel:
     def _dial(self) -> socket.socket:
         """A connection to the server, which has shown that it is the one."""
         host, _, port = self.address.rpartition(":")
+        deadline = time.monotonic() + HANDSHAKE_S
         try:
             outer = socket.create_connection((host.strip("[]"), int(port)), HANDSHAKE_S)
         except (OSError, OverflowError, ValueError) as error:
@@ -69,7 +71,7 @@ class Tunnel:
         try:
             hello = self._credentials.hello(self._server)
             outer.sendall(hello)
-            offer = _received(outer, handshake.OFFER.size)
+            offer = _received(outer, handshake.OFFER.size, deadline)
             if len(offer) < handshake.OFFER.size:
                 raise NotThePond(
                     f"what listens at {self.address} did not show that it is a pond; it was told nothing",
@@ -77,7 +79,7 @@ class Tunnel:
                     address=self.address,
                 )
             outer.sendall(self._credentials.proof(hello, offer, handshake.address_of(outer.getpeername())))
-            self._check(_received(outer, 1))
+            self._check(_received(outer, 1, deadline))
         except OSError as error:
             outer.close()
             raise error if isinstance(error, MillpondError) else no_answer(self.address, str(error)) from None
@@ -127,10 +129,11 @@ def _accept(listener: socket.socket, tunnel: weakref.ref[Tunnel]) -> None:
         del here
 
 
-def _received(connection: socket.socket, size: int) -> bytes:
-    """That many bytes, or fewer if the other side hangs up."""
+def _received(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """That many bytes, or fewer if the other side hangs up; TimeoutError if it does neither."""
     data = b""
     while len(data) < size:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
         more = connection.recv(size - len(data))
         if not more:
             break
