@@ -1,8 +1,9 @@
 """What it costs that a server shows who it is: ways to the same server, and to a pond, on the same rows.
 
 A server in a process of its own sends back what it is sent: over TCP as Flight has it, where nobody knows who serves;
-over a Unix socket; through the gate, which copies each byte in two processes more; and through the gate with the
-read-only token, where what is sent is looked at, too. Then one row of a State, by the ways that a pond has.
+over a Unix socket; through the gate, by which each byte is copied twice more; and through the gate with the
+read-only token, where what is sent is looked at, too. Then rows of a State: by the process that opened the pond, and by
+the ways to join it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NoReturn
 
 import numpy as np
@@ -131,7 +132,8 @@ def _ponds(root: str, rounds: int, calls: int) -> list[dict[str, Any]]:
         state.update(key="k", at="t", value="v", name="feed")(pa.table({"k": rows, "t": rows, "v": rows}), 0)
         state.finish("feed")
         tokens = [open(os.path.join(root, name)).read() for name in ("token", "token.read")]  # noqa: SIM115
-        ways: dict[str, Callable[[], mp.Pond]] = {
+        ways: dict[str, Callable[[], AbstractContextManager[mp.Pond]]] = {
+            "millpond-now": lambda: nullcontext(pond),
             "millpond-now-unix": lambda: mp.connect(f"unix:{root}/sockets/{POND}", tokens[0]),
             "millpond-now-gate": lambda: mp.connect(pond.address, tokens[0]),
             "millpond-now-gate, reader": lambda: mp.connect(pond.address, tokens[1]),

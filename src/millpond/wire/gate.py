@@ -139,32 +139,35 @@ class Gate:
         connection.settimeout(HANDSHAKE_S)
         role, name = self._doorkeeper.heard(pending.hello)
         is_reader = role == handshake.READ
-        with self._lock:
-            readers = sum(sieve is not None for sieve in self._admitted.values())
-            is_full = len(self._admitted) >= CONNECTIONS_MAX or (is_reader and readers >= READERS_MAX)
         inner = socket.socket(socket.AF_UNIX)
-        try:
-            if is_full:
-                _refuse(connection, handshake.BUSY)
-                raise BlockingIOError
-            try:
-                # A server that accepts nobody holds nobody else up.
-                inner.setblocking(False)
-                inner.connect(self._sockets.path_of(name))
-            except OSError as error:
-                is_busy = isinstance(error, BlockingIOError)
-                _refuse(connection, handshake.BUSY if is_busy else handshake.GONE)
-                raise
-            connection.sendall(handshake.WELCOME)
-        except OSError:
+        answer = self._reached(name, is_reader, inner)
+        with suppress(OSError):
+            connection.sendall(answer)
+        if answer != handshake.WELCOME:
             inner.close()
             connection.close()
-            raise
+            return
         sieve = Sieve(self._turnstile) if is_reader else None
         pumped = Pumped(connection, inner, check=None if sieve is None else sieve.feed, ended=self._forget)
         with self._lock:
             self._admitted[pumped] = sieve
         pumped.start()
+
+    def _reached(self, name: str, is_reader: bool, inner: socket.socket) -> bytes:
+        """Connects `inner` to the server of that name; what to tell who asked for it."""
+        with self._lock:
+            readers = sum(sieve is not None for sieve in self._admitted.values())
+            if len(self._admitted) >= CONNECTIONS_MAX or (is_reader and readers >= READERS_MAX):
+                return handshake.BUSY
+        try:
+            # A server that accepts nobody holds nobody else up.
+            inner.setblocking(False)
+            inner.connect(self._sockets.path_of(name))
+        except BlockingIOError:
+            return handshake.BUSY
+        except OSError:
+            return handshake.GONE
+        return handshake.WELCOME
 
     def _forget(self, pumped: Pumped) -> None:
         with self._lock:
