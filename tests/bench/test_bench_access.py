@@ -7,6 +7,7 @@ import pytest
 from millpond.bench import access
 
 
+@pytest.mark.long
 def test_every_way_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "BATCH", 10_000)
     monkeypatch.setattr(access, "KEYS", 1_000)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -142,3 +143,33 @@ def test_an_epoch_that_fails_leaves_the_tables(
     run(transactions, some_events(50, 10, 1), fresh)
     assert run(transactions, events, stores).outputs == run(transactions, events, fresh).outputs
     assert contents(stores) == contents(fresh)
+
+
+class Hoard:
+    """What fills the memory."""
+
+
+def test_what_filled_the_memory_is_let_go_before_the_tables_are_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else there might be none to put them back with, and half of an epoch would stay."""
+    transactions = bank()
+    stores = transactions.stores()
+    hoards: list[weakref.ref[Hoard]] = []
+    put_back = execution.EpochRun.put_back
+
+    def fails(run: execution.EpochRun) -> None:
+        hoard = Hoard()
+        hoards.append(weakref.ref(hoard))
+        raise MemoryError
+
+    def looks(run: execution.EpochRun) -> None:
+        assert hoards[-1]() is None
+        put_back(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execution.EpochRun, "outputs", fails)
+        patch.setattr(execution.EpochRun, "put_back", looks)
+        with pytest.raises(MemoryError):
+            run(transactions, some_events(50, 10, 1), stores)
+    assert len(hoards) == 1

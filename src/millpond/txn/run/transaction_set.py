@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -179,7 +180,8 @@ class TransactionSet:
         try:
             figures = run.execute(plan)
             return Outcome(run.outputs(), figures, run.undo)
-        except BaseException:
+        except BaseException as error:
+            _let_go(error)
             run.put_back()
             raise
 
@@ -285,3 +287,10 @@ def _check_columns(found: Analysis, tables: Mapping[str, TableSpec]) -> None:
                 transaction=found.name,
                 line=use.line,
             )
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of what user code held when memory ran out, which is in the frames of its error: to put tables back takes some."""
+    if isinstance(error, MemoryError | SystemError):
+        traceback.clear_frames(error.__traceback__)
+        _let_go(error.__context__)
