@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
+import random
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +21,7 @@ from millpond.durable.arrow_files import (
     write_table_file,
 )
 from millpond.durable.crashpoints import FILE_KINDS, POINTS, SimulatedCrash, armed, counted
-from millpond.durable.files import OsFiles
+from millpond.durable.files import DIRECT_BYTES_MIN, OsFiles
 from millpond.errors import BadOption, CorruptFile
 from millpond.testing import LossyFiles
 
@@ -44,6 +48,32 @@ def test_write_puts_the_buffers_one_after_another_and_replaces_what_was_there(tm
     FILES.write(path, [b"ab", memoryview(b"cd"), pa.py_buffer(b"ef"), b"", memoryview(b"gh").cast("H")])
     FILES.sync(path)
     assert FILES.read(path).to_pybytes() == b"abcdefgh"
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("size", [DIRECT_BYTES_MIN, DIRECT_BYTES_MIN + 1, 2 * DIRECT_BYTES_MIN, 9_999_999])
+def test_large_files_are_what_was_written(
+    tmp_path: Path, size: int, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the system's cache, and where the file system has no such way."""
+    if not direct:
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EINVAL, "no such way")
+
+        monkeypatch.setattr("millpond.durable.files._Direct._write", refuse)
+    content = random.Random(size).randbytes(size)
+    cuts = [0, 1, 4096, size // 2 + 3, size - 1, size]
+    FILES.write(tmp_path / "f", [content[start:stop] for start, stop in pairwise(cuts)])
+    FILES.sync(tmp_path / "f")
+    assert FILES.read(tmp_path / "f").to_pybytes() == content
+
+
+def test_large_files_can_be_written_at_the_same_time(tmp_path: Path) -> None:
+    contents = [bytes([number]) * (DIRECT_BYTES_MIN + number) for number in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(lambda one: FILES.write(tmp_path / str(one[0]), [one]), contents))
+    assert [FILES.read(tmp_path / str(number)).to_pybytes() for number in range(6)] == contents
 
 
 def test_an_empty_file_can_be_written_and_read(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from millpond.code.rules import keep_latest, put
 from millpond.coordinator import catalogue, fetches, updates
 from millpond.coordinator.records import PondRecord
 from millpond.errors import EpochChanged, EpochOutOfOrder, OtherQuery
+from millpond.ops import own_turns
 from millpond.times import Progress
 from millpond.wire.base import DRAINS_MAX, Turn
 from millpond.wire.epochs import History
@@ -191,7 +192,8 @@ def test_no_drain_without_progress_of_u() -> None:
     views.pin(0, u=5)
     views.answer(0, waiting=3, lowest=7)
     assert views.pending(u=5).drains == {}
-    assert views.pending(u=6).drains == {"q": Drain(Turn(0, 1), Turn(0, 0), "")}
+    assert views.pending(u=6).drains == {"q": Drain(Turn(0, 1), Turn(0, 0), "", pays=False)}
+    assert views.pending(u=8).drains == {"q": Drain(Turn(0, 1), Turn(0, 0), "")}
 
 
 def test_a_drain_that_was_interrupted_is_repeated_from_what_was_left_before_it() -> None:
@@ -199,7 +201,7 @@ def test_a_drain_that_was_interrupted_is_repeated_from_what_was_left_before_it()
     views.pin(0)
     views.answer(0, waiting=3, lowest=7)
     views.pin(0, 1)
-    assert views.pending(u=5).drains == {"q": Drain(Turn(0, 1), Turn(0, 0), "")}
+    assert views.pending(u=5).drains == {"q": Drain(Turn(0, 1), Turn(0, 0), "", begun=True)}
     with pytest.raises(EpochOutOfOrder, match=r"a drain .* was interrupted"):
         views.pin(1)
     with pytest.raises(EpochOutOfOrder, match=r"a drain .* was interrupted"):
@@ -258,7 +260,8 @@ def test_an_epoch_has_so_many_drains_at_most() -> None:
         views.pin(0, drain)
         views.answer(0, drain, waiting=3, lowest=7)
     # What is offered is a turn that can be told of, also where it is refused.
-    assert views.pending().drains == {"q": Drain(Turn(0, DRAINS_MAX - 1), Turn(0, DRAINS_MAX - 2), "")}
+    offered = Drain(Turn(0, DRAINS_MAX - 1), Turn(0, DRAINS_MAX - 2), "", pays=False)
+    assert views.pending().drains == {"q": offered}
     with pytest.raises(EpochOutOfOrder, match="drained 1022 times"):
         views.pin(0, DRAINS_MAX - 1)
     assert views.pin(1).previous == Turn(0, DRAINS_MAX - 2)
@@ -321,3 +324,52 @@ def test_a_turn_that_came_again_with_other_questions_is_refused() -> None:
     views.pond = fetches.answered(views.pond, told)
     with pytest.raises(EpochChanged):
         fetches.answered(views.pond, Answered("s", "views", "q", Turn(0), 1, 0, 50, None, "cd", digest=2))
+
+
+def test_so_is_one_before_the_last_for_what_it_left_waiting_would_be_lost() -> None:
+    views = Fetcher()
+    views.pin(0)
+    views.answer(0, waiting=2, lowest=50)
+    views.pin(0, 1, u=55)
+    views.answer(0, 1, waiting=1, lowest=60)
+    views.answer(0, waiting=2, lowest=50)
+    with pytest.raises(EpochChanged):
+        views.answer(0, waiting=3, lowest=50)
+
+
+class Operator:
+    name = "views"
+    place = ("root", "s", "views")
+
+    def __init__(self, is_shared: bool = False) -> None:
+        self.is_shared = is_shared
+
+    def due(self) -> dict[str, Drain]:
+        return {}
+
+    def take(self, query: str, spark: object) -> None: ...
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_rows_of_a_query_go_to_the_operator_that_had_its_batch(
+    is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_turns.OwnTurns, "watch", lambda self, spark: None)
+    older, newer = Operator(is_shared), Operator(is_shared)
+    first, second = own_turns.OwnTurns(older), own_turns.OwnTurns(newer)
+
+    def takers(query: str, run: str = "1") -> list[bool]:
+        return [first.may_take(older, query, run), second.may_take(newer, query, run)]
+
+    takers("a")
+    assert takers("a") == [False, not is_shared], (
+        "the newest, where nobody can tell; unless several run at once"
+    )
+    with first.batch(None, "a", "1"):  # type: ignore[arg-type]
+        pass
+    assert takers("a") == [True, False]
+    with second.batch(None, "b", "1"):  # type: ignore[arg-type]
+        pass
+    assert takers("b") == [False, True]
+    assert takers("a") == [True, False]
+    assert takers("a", "2") == [False, not is_shared], "another run, of which nobody had a batch"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import re
 import signal
 import threading
 from pathlib import Path
@@ -20,11 +19,15 @@ from millpond.errors import BadOption, MillpondError
 
 BENCHES = {
     "kernels": "millpond.bench.kernels",
+    "streams": "millpond.bench.streams",
     "adcamp": "millpond.bench.adcamp",
     "growth": "millpond.bench.growth",
     "access": "millpond.bench.access",
+    "cycles": "millpond.bench.cycles",
+    "ftrl": "millpond.bench.ftrl",
     "transactions": "millpond.bench.transactions",
     "transactions-sensitivity": "millpond.bench.transactions_sensitivity",
+    "tpcc": "millpond.bench.tpcc",
 }
 DEMOS = {
     "adcamp": "millpond.apps.adcamp",
@@ -35,8 +38,9 @@ DEMOS = {
     "bidding": "millpond.apps.bidding",
     "grep_sum": "millpond.apps.grep_sum",
     "tolls": "millpond.apps.tolls",
+    "tpcc": "millpond.apps.tpcc",
 }
-PEERS = ("duckdb", "networkx", "polars", "redis")
+PEERS = ("duckdb", "networkx", "polars", "redis", "river")
 
 app = typer.Typer(
     help="Shared, timestamped, transactional and elastic state for PySpark streams.",
@@ -151,17 +155,22 @@ def bench(
         bool,
         typer.Option("--flink", help="Measure Flink too, for adcamp: installed for itself on first use."),
     ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="SYSTEM,...", help="Measure these systems alone, for streams."),
+    ] = None,
 ) -> None:
     """Measure Millpond beside its peers, on the same work in the same run."""
     module = _registered(BENCHES, name, "bench")
-    if flink and "flink" not in inspect.signature(module.run).parameters:
-        raise BadOption(f"the bench {name!r} has no --flink", hint="leave it out", option="--flink")
+    asked: dict[str, Any] = {"flink": flink or None, "only": only and only.split(",")}
+    options = {option: value for option, value in asked.items() if value is not None}
+    for option in options.keys() - inspect.signature(module.run).parameters.keys():
+        raise BadOption(f"the bench {name!r} has no --{option}", hint="leave it out", option=f"--{option}")
     if json is not None:
         _check_writable(json)
     from millpond.bench import report
 
-    peers = {"flink": True} if flink else {}
-    results = module.run(quick, lambda line: err.print(line, style="dim", markup=False), **peers)
+    results = module.run(quick, lambda line: err.print(line, style="dim", markup=False), **options)
     shown = module if hasattr(module, "print_table") else report
     shown.print_table(name, results)
     if json is not None:
@@ -176,13 +185,14 @@ def demo(
     seconds: Annotated[int | None, typer.Option(min=1, help="How long its streams run.")] = None,
     rate: Annotated[int | None, typer.Option(min=1, help="Rows a second of each stream.")] = None,
     keys: Annotated[int | None, typer.Option(min=1, help="How many keys the rows have.")] = None,
+    warehouses: Annotated[int | None, typer.Option(min=1, help="How many there are, for tpcc.")] = None,
     mode: Annotated[
         str | None, typer.Option(help="How trainers keep in step, for ftrl: bsp, ssp or asp.")
     ] = None,
 ) -> None:
     """Show Millpond at work. Ends by itself, with exit code 0 if every answer was right."""
     run = _registered(DEMOS, name, "demo").run
-    asked = {"seconds": seconds, "rate": rate, "keys": keys, "mode": mode}
+    asked = {"seconds": seconds, "rate": rate, "keys": keys, "warehouses": warehouses, "mode": mode}
     given = {option: value for option, value in asked.items() if value is not None}
     for option in given.keys() - inspect.signature(run).parameters.keys():
         raise BadOption(f"the demo {name!r} has no --{option}", hint="leave it out", option=f"--{option}")
@@ -192,14 +202,16 @@ def demo(
 
 def _bytes_of(text: str) -> int:
     """A number of bytes, as in 2g, 900m or 1073741824: units are powers of 1,024."""
-    size = re.fullmatch(r"(\d{1,18})\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    from millpond.ops.limits import parse_bytes
+
+    size = parse_bytes(text)
     if size is None:
         raise BadOption(
             f"{text!r} is not a number of bytes",
             hint="for example --memory 2g, or --memory 900m",
             option="--memory",
         )
-    return int(size[1]) << 10 * " kmgt".index(size[2] or " ")
+    return size
 
 
 def _registered(registry: dict[str, str], name: str, kind: str) -> ModuleType:

@@ -238,9 +238,9 @@ def wrong_time_kind(whose: str, expected: str, actual: str, column: str = "") ->
 
 
 class RowsWaiting(MillpondError, RuntimeError):
-    """Rows whose time update progress has not passed yet."""
+    """Rows whose time update progress has not passed yet. `held_by` are the updaters that it waits for."""
 
-    fields = ("rows", "update_progress")
+    fields = ("rows", "update_progress", "held_by")
 
 
 class BelowFetchProgress(MillpondError, ValueError):
@@ -373,6 +373,17 @@ class OtherQuery(MillpondError, ValueError):
     """An operator's name is another query's: under a new checkpoint its rows would count again."""
 
     fields = ("resident", "name", "query")
+
+
+class WorkersUnfit(MillpondError, RuntimeError):
+    """Spark's Python workers cannot do a pond's work: they have no millpond, or another one. `python` is what they run."""
+
+    fields = ("python",)
+    python: str
+
+
+class QueryStopped(MillpondError, RuntimeError):
+    """A streaming query was stopped in the middle of a batch. No failure: started again, it does the batch again."""
 
 
 class CodeFailed(MillpondError, RuntimeError):

@@ -93,6 +93,13 @@ def delay_for(kind: TimeKind, delay: str | timedelta | SupportsIndex) -> int:
     return amount
 
 
+def watermark_after(before: Progress, newest: int | None, delay: int) -> Progress:
+    """The watermark that follows when rows came, the newest of that time: `delay` behind it, and never back."""
+    if newest is None or newest - delay < TIME_MIN:
+        return before
+    return max(before, newest - delay)
+
+
 def time_column(column: pa.Array | pa.ChunkedArray, name: str) -> tuple[npt.NDArray[np.int64], TimeKind]:
     """The times of a column, exactly, and whether they are timestamps or logical.
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 import millpond as mp
 from millpond import cli
 from millpond.apps import ftrl
-from millpond.apps.ftrl import ALPHA, BETA, BIAS, FIELDS, L1, L2, MODES, TRAINERS, Samples, Trainer
-from millpond.errors import BadOption, EpochChanged
+from millpond.apps.ftrl import BIAS, FIELDS, MODES, TRAINERS, Samples
+from millpond.apps.ftrl_model import ALPHA, BETA, L1, L2, LOSS, learn, predict, sequential
+from millpond.errors import BadOption
+from millpond.testing import LossyFiles
+from millpond.testing.local import LocalPond
 
 SMALL = Samples(minibatch=40, steps=6, keys=600)
-SMALLER = Samples(minibatch=40, steps=4, keys=600)
+SMALLER = Samples(minibatch=40, steps=3, keys=600)
 """For the mode whose result is the same every time."""
 
 
@@ -38,7 +42,7 @@ def test_sequential_ftrl_by_hand() -> None:
        loss -ln(1 - p) = 0.70715078.
     """
     assert (ALPHA, BETA, L1, L2) == (0.05, 1.0, 0.1, 0.1)
-    found = ftrl.sequential(np.array([[7], [7], [7]]), np.array([1, 1, 0]))
+    found = sequential(np.array([[7], [7], [7]]), np.array([1, 1, 0]))
     assert found == pytest.approx((math.log(2) + 0.68652474 + 0.70715078) / 3, abs=1e-8)
 
 
@@ -48,57 +52,126 @@ def naive_weight(z: float, n: float) -> float:
     return -(z - math.copysign(L1, z)) / ((BETA + math.sqrt(n)) / ALPHA + L2)
 
 
-def naive_minibatch(
-    features: np.ndarray, clicks: np.ndarray, z: dict[int, float], n: dict[int, float]
-) -> tuple[dict[int, float], dict[int, float], list[float]]:
-    """What a mini-batch adds to z and n, and its losses; one sample, one feature at a time."""
-    sums: dict[int, float] = {}
-    dn: dict[int, float] = {}
+Parameters = dict[int, float]
+
+
+def naive_learn(features: np.ndarray, clicks: np.ndarray, z: Parameters, n: Parameters) -> list[float]:
+    """Learns in place, one sample, one feature at a time. Gives the losses."""
     losses = []
     for row, click in zip(features.tolist(), clicks.tolist(), strict=True):
-        score = sum(naive_weight(z.get(feature, 0.0), n.get(feature, 0.0)) for feature in row)
-        p = 1 / (1 + math.exp(-score))
+        weights = {feature: naive_weight(z.get(feature, 0.0), n.get(feature, 0.0)) for feature in row}
+        p = 1 / (1 + math.exp(-sum(weights.values())))
         losses.append(-math.log(p if click else 1 - p))
         for feature in row:
-            sums[feature] = sums.get(feature, 0.0) + p - click
-            dn[feature] = dn.get(feature, 0.0) + (p - click) ** 2
-    dz = {}
-    for feature, gradients in sums.items():
-        old_z, old_n = z.get(feature, 0.0), n.get(feature, 0.0)
-        sigma = (math.sqrt(old_n + dn[feature]) - math.sqrt(old_n)) / ALPHA
-        dz[feature] = gradients - sigma * naive_weight(old_z, old_n)
-    return dz, dn, losses
+            old = n.get(feature, 0.0)
+            n[feature] = old + (p - click) ** 2
+            sigma = (math.sqrt(n[feature]) - math.sqrt(old)) / ALPHA
+            z[feature] = z.get(feature, 0.0) + (p - click) - sigma * weights[feature]
+    return losses
+
+
+def drawn(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    features = np.column_stack(
+        [np.full(rows, BIAS), *(10 * k + random.integers(1, 9, rows) for k in range(4))]
+    )
+    return features, random.integers(0, 2, rows)
+
+
+def table_of(features: np.ndarray, clicks: np.ndarray) -> pa.Table:
+    return pa.table({"features": pa.array(features.tolist(), pa.list_(pa.int64())), "click": clicks})
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_minibatch_learns_what_a_loop_learns(seed: int) -> None:
     random = np.random.default_rng(seed)
-    features = np.column_stack([np.full(50, BIAS), *(10 * k + random.integers(1, 9, 50) for k in range(4))])
-    clicks = random.integers(0, 2, 50)
+    features, clicks = drawn(seed, 50)
     known = [BIAS, *range(1, 30)]
     z = dict(zip(known, random.normal(0, 3, 30).tolist(), strict=True))
     n = dict(zip(known, random.exponential(5, 30).tolist(), strict=True))
+    asked = []
+
+    def ask(table: pa.Table) -> pa.Table:
+        keys = table["feature"].to_pylist()
+        asked.append(keys)
+        for name, values in (("z", z), ("n", n)):
+            table = table.append_column(name, pa.array([values.get(key) for key in keys], pa.float64()))
+        return table
+
+    samples = table_of(features, clicks)
+    samples = pa.concat_tables([samples.slice(0, 7), samples.slice(7)])  # as Spark hands them over
+    learnt = learn(samples, ask)
+    assert [sorted(keys) for keys in asked] == [sorted(set(features.ravel().tolist()))], "each feature once"
+    after_z, after_n = dict(z), dict(n)
+    losses = naive_learn(features, clicks, after_z, after_n)
+    rows = {row["feature"]: row for row in learnt.to_pylist()}
+    assert rows.pop(LOSS) == {"feature": LOSS, "z": pytest.approx(sum(losses)), "n": 50}
+    for name, before, after in (("z", z, after_z), ("n", n, after_n)):
+        expected = {feature: after[feature] - before.get(feature, 0.0) for feature in asked[0]}
+        assert {feature: row[name] for feature, row in rows.items()} == pytest.approx(expected, abs=1e-12)
+
+
+def test_predictions_are_those_that_a_loop_makes() -> None:
+    features, clicks = drawn(7, 50)
+    z = dict(zip(range(40), np.random.default_rng(8).normal(0, 3, 40).tolist(), strict=True))
+    n = dict.fromkeys(range(40), 2.0)
+    losses = [
+        naive_learn(features[i : i + 1], clicks[i : i + 1], dict(z), dict(n))[0] for i in range(len(clicks))
+    ]
+    flat = features.ravel().tolist()
     rows = pa.table(
         {
-            "id": np.repeat(random.permutation(50), 5),
-            "step": np.full(250, 4),
+            "id": np.repeat(np.arange(50), 5),
             "click": np.repeat(clicks, 5),
-            "feature": features.ravel(),
-            "z": [z.get(feature) for feature in features.ravel().tolist()],
-            "n": [n.get(feature) for feature in features.ravel().tolist()],
+            "z": pa.array([z.get(feature) for feature in flat], pa.float64()),
+            "n": pa.array([n[feature] if feature in z else None for feature in flat], pa.float64()),
         }
-    ).take(random.permutation(250))
-    learnt = ftrl.learn(rows)
-    dz, dn, losses = naive_minibatch(features, clicks, z, n)
-    assert learnt["step"].to_pylist() == [4] * len(dz)
-    for name, expected in (("dz", dz), ("dn", dn)):
-        found = dict(zip(learnt["feature"].to_pylist(), learnt[name].to_pylist(), strict=True))
-        assert found == pytest.approx(expected, abs=1e-12)
-    whole = learnt.filter(pa.compute.equal(learnt["feature"], BIAS)).to_pylist()
-    assert [row["samples"] for row in whole] == [50]
-    assert whole[0]["loss"] == pytest.approx(sum(losses))
-    assert ftrl.predict(rows).loss.sum() == pytest.approx(sum(losses))
-    assert len(ftrl.predict(rows).loss) == 50
+    ).take(np.random.default_rng(9).permutation(250))
+    assert predict(rows).loss == pytest.approx(losses)
+    p = predict(rows).p
+    assert np.where(clicks == 1, -np.log(p), -np.log(1 - p)) == pytest.approx(losses)
+
+
+# Trainers, on Arrow tables
+
+
+@pytest.fixture
+def local() -> Iterator[LocalPond]:
+    with LocalPond(LossyFiles()) as opened:
+        yield opened
+        opened.validate()
+
+
+def parameters(pond: mp.Pond) -> tuple[Parameters, Parameters]:
+    found = ftrl.parameters(pond).snapshot().filter(pa.compute.field("key") != LOSS)
+    keys = found["key"].to_pylist()
+    return dict(zip(keys, found["z"].to_pylist(), strict=True)), dict(
+        zip(keys, found["n"].to_pylist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_trainer_learns_exactly_what_plain_ftrl_learns(local: LocalPond, mode: str) -> None:
+    features, clicks = drawn(1, 200)
+    step = ftrl.trainer(ftrl.parameters(local), mode, "trainer")
+    for epoch in range(5):
+        own = slice(40 * epoch, 40 * epoch + 40)
+        step(table_of(features[own], clicks[own]), epoch)
+    z: Parameters = {}
+    n: Parameters = {}
+    losses = naive_learn(features, clicks, z, n)
+    found = ftrl.loss_of(ftrl.parameters(local))
+    assert found == (200, pytest.approx(sum(losses)))
+    assert found.mean == pytest.approx(sequential(features, clicks))
+    found_z, found_n = parameters(local)
+    assert found_z == pytest.approx(z, abs=1e-9)
+    assert found_n == pytest.approx(n, abs=1e-9)
+
+
+def test_nothing_is_lost_before_anything_was_learnt(local: LocalPond) -> None:
+    params = ftrl.parameters(local)
+    ftrl.trainer(params, "bsp", "trainer")
+    assert str(ftrl.loss_of(params)) == "0 samples"
 
 
 # The samples
@@ -109,16 +182,13 @@ def test_samples_are_what_they_are_said_to_be(spark: SparkSession) -> None:
     source = spark.range(0, 1_000, 1, 1).withColumnRenamed("id", "value")
     frames = [samples.of_trainer(source, trainer) for trainer in range(TRAINERS)]
     rows = frames[0].unionAll(frames[1]).toPandas()
-    assert rows["id"].nunique() == len(rows) == samples.total == 824
-    for _, own in rows.groupby(rows["id"] % TRAINERS):
-        assert own.groupby("step").size().to_dict() == {0: 16, 1: 32, 2: 64, 3: 100, 4: 100, 5: 100}
-        assert own.sort_values("id")["step"].is_monotonic_increasing
+    assert rows["id"].nunique() == len(rows) == samples.total == 1_200
     held_out = samples.held_out(source).selectExpr("min(id)").first()
     assert held_out is not None
     assert held_out[0] > rows["id"].max()
 
     features, clicks = samples.arrays(spark)
-    assert features.shape == (824, FIELDS + 1)
+    assert features.shape == (1_200, FIELDS + 1)
     assert (features[:, 0] == BIAS).all()
     ranks, fields = np.divmod(features[:, 1:] - 1, FIELDS)
     assert (fields == np.arange(FIELDS)).all()
@@ -133,33 +203,21 @@ def test_samples_are_what_they_are_said_to_be(spark: SparkSession) -> None:
 
 
 def minibatch_ftrl(features: np.ndarray, clicks: np.ndarray, samples: Samples) -> tuple[Any, ...]:
-    """z, n and the mean loss of all trainers' mini-batches one after another, without Spark or a State."""
-    z: dict[int, float] = {}
-    n: dict[int, float] = {}
+    """z, n and the mean loss of trainers that learn in step, each on a copy of its own, without Spark or a State."""
+    z: Parameters = {}
+    n: Parameters = {}
     losses: list[float] = []
-    start = 0
-    for step in range(samples.steps):
-        size = min(16 * 2**step, samples.minibatch) * TRAINERS
-        batch = slice(start, start + size)
-        start += size
-        added = []
+    size = samples.minibatch * TRAINERS
+    for start in range(0, len(clicks), size):
+        before = dict(z), dict(n)
         for trainer in range(TRAINERS):
-            own = slice(trainer, None, TRAINERS)  # numbers of samples go round
-            added.append(naive_minibatch(features[batch][own], clicks[batch][own], z, n))
-        for dz, dn, lost in added:
-            losses += lost
-            for into, more in ((z, dz), (n, dn)):
-                for feature, value in more.items():
-                    into[feature] = into.get(feature, 0.0) + value
+            own = slice(start + trainer, start + size, TRAINERS)  # numbers of samples go round
+            copies = dict(before[0]), dict(before[1])
+            losses += naive_learn(features[own], clicks[own], *copies)
+            for into, old, new in zip((z, n), before, copies, strict=True):
+                for feature, value in new.items():
+                    into[feature] = into.get(feature, 0.0) + value - old.get(feature, 0.0)
     return z, n, sum(losses) / len(losses)
-
-
-def parameters(pond: mp.Pond) -> tuple[dict[int, float], dict[int, float]]:
-    found = pond.state("params", key="long", value="z double, n double", update=mp.add()).snapshot()
-    keys = found["key"].to_pylist()
-    return dict(zip(keys, found["z"].to_pylist(), strict=True)), dict(
-        zip(keys, found["n"].to_pylist(), strict=True)
-    )
 
 
 @pytest.mark.parametrize(
@@ -174,8 +232,8 @@ def test_it_learns_as_well_as_sequential_ftrl(
     found = ftrl.train(spark, pond, samples, mode, str(tmp_path), lines.append, every_s=0.4)
     features, clicks = samples.arrays(spark)
     assert found.samples == samples.total == len(clicks)
-    assert found.mean == pytest.approx(ftrl.sequential(features, clicks), rel=0.01)
-    assert f"U {samples.steps};" in lines[-1]
+    assert found.mean == pytest.approx(sequential(features, clicks), rel=0.01)
+    assert "inference: " in lines[-1]
     z, n = parameters(pond)
     assert set(z) == set(features.ravel().tolist())
     if mode == "bsp":
@@ -183,48 +241,6 @@ def test_it_learns_as_well_as_sequential_ftrl(
         assert z == pytest.approx(expected_z, abs=1e-9)
         assert n == pytest.approx(expected_n, abs=1e-9)
         assert found.mean == pytest.approx(expected_loss, abs=1e-9)
-
-
-class Driven:
-    """Trainers whose epochs the test runs itself."""
-
-    def __init__(self, spark: SparkSession, pond: mp.Pond, mode: str, folder: Path) -> None:
-        self.params = pond.state("params", key="long", value="z double, n double", update=mp.add())
-        self.trainers = [Trainer(self.params, mode, f"trainer_{k}", str(folder)) for k in range(TRAINERS)]
-        source = spark.range(SMALL.minibatch * SMALL.steps).withColumnRenamed("id", "value")
-        self._rows = [ftrl.asked(SMALL.of_trainer(source, k)).cache() for k in range(TRAINERS)]
-
-    def epoch(self, trainer: int, epoch: int, steps: range) -> list[int]:
-        """Which mini-batches the trainer has learnt from after an epoch that brings it these."""
-        rows: DataFrame = self._rows[trainer].where(f"step BETWEEN {steps.start} AND {steps.stop - 1}")
-        self.trainers[trainer].operator(rows, epoch)
-        return sorted(self.trainers[trainer].losses)
-
-
-@pytest.mark.parametrize(
-    ("mode", "first", "second"),
-    [("bsp", [0], [0, 1]), ("ssp", [0, 1], [0, 1, 2]), ("asp", [0, 1, 2, 3], [0, 1, 2, 3])],
-)
-def test_how_far_a_trainer_runs_ahead_and_that_an_epoch_run_again_adds_nothing(
-    spark: SparkSession, pond: mp.Pond, tmp_path: Path, mode: str, first: list[int], second: list[int]
-) -> None:
-    driven = Driven(spark, pond, mode, tmp_path)
-    assert driven.epoch(0, 0, range(4)) == first
-    assert driven.epoch(0, 1, range(0)) == first  # the other has not begun
-    assert driven.epoch(1, 0, range(1)) == [0]
-    assert driven.epoch(0, 2, range(0)) == second
-
-    # Again the last epoch of one that learns from what waited, or, where nothing waits, from the rows it is given.
-    again = (1, 0, range(1)) if mode == "asp" else (0, 2, range(0))
-    before = parameters(pond)
-    driven.epoch(*again)
-    assert parameters(pond) == before
-    if mode == "asp":
-        # Were it not kept what the epoch has learnt, it would now learn something else.
-        (tmp_path / "trainer_1" / "epoch=0.parquet").unlink()
-        with pytest.raises(EpochChanged):
-            driven.epoch(*again)
-        assert parameters(pond) == before
 
 
 # The command
@@ -258,6 +274,6 @@ def test_it_runs_to_its_end(
     monkeypatch.setattr(ftrl, "INTERCEPT", 0.0)
     assert ftrl.run(seconds=4, rate=40, keys=600)
     printed = capsys.readouterr().out
-    assert printed.splitlines()[-1].startswith("256 samples, 0 missing, log-loss 0.")
-    assert "U 4; inference: " in printed
+    assert printed.splitlines()[-1].startswith("320 samples, 0 missing, log-loss 0.")
+    assert "; inference: " in printed
     assert not [name for name in os.listdir(tmp_path) if name.startswith("millpond-ftrl-")]

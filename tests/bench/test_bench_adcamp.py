@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("duckdb")
 pytest.importorskip("redis")
 pytest.importorskip("google.protobuf")
-from millpond.bench import adcamp, adcamp_latency, adcamp_peers, report
+from millpond.bench import adcamp, adcamp_latency, adcamp_peers, answers, report
+from millpond.bench.cpu import cpu_seconds
 
 TINY = adcamp.Work(
     keys=200,
@@ -67,13 +68,13 @@ def test_all_systems_answer_the_same_work(
 
 def test_a_wrong_answer_is_an_error() -> None:
     versions = pa.table({"ad": [1, 1], "ts": [10, 20], "campaign": [7, 8]})
-    wanted = adcamp.expected(versions, pa.table({"view": [2, 0, 1], "ad": [1, 1, 2], "ts": [20, 19, 99]}))
-    adcamp._compare("x", pa.table({"view": [0, 1, 2], "campaign": [7, None, 8]}), wanted)
+    wanted = answers.expected(versions, pa.table({"view": [2, 0, 1], "ad": [1, 1, 2], "ts": [20, 19, 99]}))
+    answers.compare("x", pa.table({"view": [0, 1, 2], "campaign": [7, None, 8]}), wanted)
     for wrong in ([7, None, 7], [7, 7, 8], [None, None, 8]):
         with pytest.raises(RuntimeError, match="1 of 3 answers of x differ"):
-            adcamp._compare("x", pa.table({"view": [0, 1, 2], "campaign": wrong}), wanted)
+            answers.compare("x", pa.table({"view": [0, 1, 2], "campaign": wrong}), wanted)
     with pytest.raises(RuntimeError, match="answered 2 views where 3"):
-        adcamp._compare("x", pa.table({"view": [0, 1], "campaign": [7, None]}), wanted)
+        answers.compare("x", pa.table({"view": [0, 1], "campaign": [7, None]}), wanted)
 
 
 def test_redis_that_is_not_there_is_skipped_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +85,8 @@ def test_redis_that_is_not_there_is_skipped_with_a_line(monkeypatch: pytest.Monk
 
 
 def test_cpu_seconds_grow_with_work() -> None:
-    before = adcamp.cpu_seconds()
+    before = cpu_seconds()
     began = time.process_time()
     while time.process_time() - began < 0.2:
         pass
-    assert adcamp.cpu_seconds() - before > 0.1
+    assert cpu_seconds() - before > 0.1

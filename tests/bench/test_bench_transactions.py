@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from millpond import cli
-from millpond.bench import transactions, transactions_schemes, transactions_sensitivity
+from millpond.bench import (
+    transactions,
+    transactions_cores,
+    transactions_schemes,
+    transactions_sensitivity,
+)
+from millpond.stores.threads import in_threads, timed_sections
 
 
 def outcome(system: str, given: transactions.Case, executors: int) -> tuple[list[pa.Table], list[pa.Table]]:
@@ -44,15 +52,54 @@ def test_the_bench_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.M
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["bench"] == "transactions"
-    assert [result["system"] for result in found["results"]] == list(transactions.SYSTEMS)
-    for result in found["results"]:
+    results = [result for result in found["results"] if "system" in result]
+    assert [result["system"] for result in results] == list(transactions.SYSTEMS)
+    for result in results:
         assert result["app"] == "tolls"
         assert 0 < result["events_per_s"] < result["execution_events_per_s"]
-    best = max(r["events_per_s"] for r in found["results"] if r["system"] in transactions_schemes.ORDERED)
-    ours = found["results"][0]
+    best = max(r["events_per_s"] for r in results if r["system"] in transactions_schemes.ORDERED)
+    ours = results[0]
     assert ours["vs_best_scheme"] == pytest.approx(ours["events_per_s"] / best)
     assert (tmp_path / "found.png").stat().st_size > 1_000
     assert (tmp_path / "found.svg").stat().st_size > 1_000
+    by_plan = [result for result in found["results"] if "serial_share" in result]
+    assert [result["plan"] for result in by_plan] == ["serial", "groups", "rounds"]
+    for result in by_plan:
+        assert 0 < result["outside_share"] <= result["serial_share"] <= 1
+        speedups = [result["amdahl_speedups"][cores] for cores in ("8", "16", "40")]
+        assert 1 <= speedups[0] <= speedups[1] <= speedups[2] <= 1 / result["serial_share"] + 1e-9
+    assert "Amdahl" in done.output
+    assert "projection" in done.output
+    assert (tmp_path / "found-cores.svg").stat().st_size > 1_000
+
+
+def test_what_two_threads_do_not_shorten_is_serial() -> None:
+    split = transactions_cores.Split
+    assert transactions_cores.serial_share(split(6.0, 4.0), split(3.0, 4.0)) == pytest.approx(0.4)
+    assert transactions_cores.serial_share(split(6.0, 4.0), split(5.0, 4.0)) == pytest.approx(0.8)
+    assert transactions_cores.serial_share(split(6.0, 4.0), split(7.0, 4.0)) == 1
+    assert transactions_cores.serial_share(split(6.0, 4.0), split(1.0, 4.0)) == pytest.approx(0.4)
+    assert transactions_cores.amdahl(0.4, 40) == pytest.approx(10 / (4 + 6 / 40))
+    assert transactions_cores.amdahl(1.0, 40) == 1
+    assert transactions_cores.amdahl(0.0, 40) == pytest.approx(40)
+
+
+def test_parallel_sections_are_timed_where_someone_measures() -> None:
+    def busy(seconds: float) -> float:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+        return seconds
+
+    with timed_sections() as sections:
+        assert in_threads([partial(busy, 0.01), partial(busy, 0.03)]) == [0.01, 0.03]
+        assert in_threads([partial(busy, 0.02)]) == [0.02]
+        assert in_threads([]) == []
+        with pytest.raises(ZeroDivisionError):
+            in_threads([lambda: 1 // 0])
+    in_threads([partial(busy, 0.02)])
+    assert sections.own == pytest.approx(0.03, abs=0.005)
+    assert sections.longest == pytest.approx(0.05, abs=0.005)
 
 
 @pytest.mark.long

@@ -258,3 +258,34 @@ def test_an_updater_whose_last_epoch_is_not_visible_holds_u_back() -> None:
     assert updates.progress(resident, {}).update == 50
     held = updates.progress(resident, {"feed": 5})
     assert (held.update, held.updaters) == (5, {"feed": 5})
+
+
+def test_an_epoch_with_a_source_is_known_by_that_alone() -> None:
+    """What was made of the source may differ from one run to the next."""
+
+    def receipts(*made: tuple[int, int, int | None]) -> list[Receipt]:
+        return [Receipt(at, 1, rows, 0, digest, 5, source) for at, (rows, digest, source) in enumerate(made)]
+
+    feeding = Feeding()
+    feeding.commit(Turn(0), 5, receipts=receipts((1, 11, 2**64 - 1), (2, 12, 3)))
+    again = feeding.commit(Turn(0), 5, receipts=receipts((0, 0, 2)))
+    assert (again.rows, again.replayed) == (3, True)
+    for other in (receipts((1, 11, 3), (2, 12, 3)), receipts((3, 23, None)), []):
+        with pytest.raises(EpochChanged) as caught:
+            feeding.commit(Turn(0), 5, receipts=other)
+        assert caught.value.hint
+    # One that had no rows, and one whose rows are their own source.
+    feeding.commit(Turn(1), receipts=[])
+    for none in ([], receipts((0, 0, 0)), receipts((0, 0, 0), (0, 0, 0))):
+        assert feeding.commit(Turn(1), receipts=none).replayed
+    with pytest.raises(EpochChanged):
+        feeding.commit(Turn(1), receipts=receipts((0, 0, 7)))
+    feeding.commit(Turn(2), 6)
+    assert feeding.commit(Turn(2), 6).replayed
+    with pytest.raises(EpochChanged):
+        feeding.commit(Turn(2), receipts=receipts((0, 0, 0)))
+    # Partitions without rows, which another run may not have.
+    feeding.commit(Turn(3), receipts=receipts((0, 0, 0)))
+    assert feeding.commit(Turn(3), receipts=[]).replayed
+    with pytest.raises(EpochChanged):
+        feeding.commit(Turn(3), receipts=receipts((1, 5, None)))

@@ -181,7 +181,7 @@ def test_late_rows_that_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_progress_that_is_published_before_the_rows_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = updates.progress
-    monkeypatch.setattr(updates, "progress", lambda state, held_back: sound(state, {}))
+    monkeypatch.setattr(updates, "progress", lambda state, _, silent_s: sound(state, {}, silent_s))
     for containers in test_crash_points.THEN:
         assert_fails(test_crash_points.test_nothing_is_final_before_it_is_visible, containers)
 

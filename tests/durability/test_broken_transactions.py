@@ -15,6 +15,7 @@ from txn_driving import World
 import millpond.container.recovery
 import millpond.container.service
 import millpond.ops.intake
+import millpond.ops.transactions
 import millpond.txn.run.events
 from millpond.container import core
 from millpond.container.holdings import group
@@ -24,6 +25,7 @@ from millpond.container.service import ContainerService
 from millpond.coordinator import epochs, updates
 from millpond.durable.crashpoints import armed
 from millpond.errors import MillpondError
+from millpond.stores.delayed import DelayedEvents
 from millpond.stores.outputs import Outputs
 from millpond.testing import LossyFiles
 from millpond.txn.compiler import codegen
@@ -215,6 +217,7 @@ def test_changed_epochs_that_are_taken_for_replays(monkeypatch: pytest.MonkeyPat
     for module in (updates, epochs):
         monkeypatch.setattr(module, "digest_of", lambda message: 0)
         monkeypatch.setattr(module, "rows_of", lambda message: 0)
+    monkeypatch.setattr(updates, "source_of", lambda message: None)
     sound = core.Core._prepared
     monkeypatch.setattr(
         core.Core, "_prepared", lambda self, record: type(sound(self, record))(self.term, 0, 0)
@@ -275,3 +278,75 @@ def test_a_log_number_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         again.start(1)
 
     noticed(check)
+
+
+# Events that wait
+
+
+def test_a_checkpoint_that_overlooks_events_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = GroupStore.export
+
+    def export(self: GroupStore) -> Any:
+        other = self.copy()
+        other.delayed = {}
+        return sound(other)
+
+    monkeypatch.setattr(GroupStore, "export", export)
+    noticed(crash_points, "truncate.after")
+
+
+def test_events_that_run_and_wait_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = DelayedEvents.split
+    monkeypatch.setattr(DelayedEvents, "split", lambda self, watermark: (sound(self, watermark)[0], self))
+    noticed(whole_history)
+
+
+def test_events_that_run_as_soon_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = group.due_events
+    monkeypatch.setattr(
+        group, "due_events", lambda new, waited, work: sound(new, waited, replace(work, watermark=None))
+    )
+    noticed(whole_history)
+
+
+def test_events_at_the_watermark_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another of the same time, and a lower seq, may still come."""
+    sound = group.due_events
+
+    def due(new: Any, waited: Any, work: Any) -> Any:
+        beyond = None if work.watermark is None else work.watermark + 1
+        return sound(new, waited, replace(work, watermark=beyond))
+
+    monkeypatch.setattr(group, "due_events", due)
+    noticed(whole_history)
+
+
+def test_events_of_undecided_epochs_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = GroupHolding._run
+
+    def run(self: GroupHolding, record: Any, store: GroupStore, *watch: Any) -> Any:
+        ran = sound(self, record, store, *watch)
+        store.delayed = ran.delayed
+        return ran
+
+    monkeypatch.setattr(GroupHolding, "_run", run)
+
+    def check() -> None:
+        world, steps = World(LossyFiles()), test_transactions.steps_of(1)
+        place = next(n for n, step in enumerate(steps) if getattr(step, "program", None) is txn_driving.SLOW)
+        for step in steps[: place + 1]:
+            step.on_pond(world)
+
+        def full_disk(_point: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        with armed("journal.append.before", action=full_disk), pytest.raises(MillpondError):
+            steps[place + 1].on_pond(world)
+        txn_driving.check_same(test_transactions.models(1)[place + 1], world.pond)
+
+    noticed(check)
+
+
+def test_a_finish_that_leaves_the_watermark_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(millpond.ops.transactions, "TIME_MAX", -1)
+    noticed(whole_history)

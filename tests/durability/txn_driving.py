@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from millpond.durable.files import Files
 from millpond.errors import RuleInterpreted
 from millpond.ops.transactions import Transactions
 from millpond.testing.local import LocalPond
+from millpond.wire.groups import ReadDelayed
 from millpond.wire.questions import AskProgress
 
 ROOT = "/pond"
@@ -48,6 +50,9 @@ TABLES = {
     "c": Kept("id long", "v long, r double, ok boolean", {"v": 0, "r": 0.0, "ok": False}, None),
     "d": Kept("string", "v long, seen timestamp", {"v": 0, "seen": 0}, {"v": 7, "seen": 0}, "side"),
     "e": Kept("long", "v long", {"v": 0}, {"v": 0}),
+    "o": Kept(
+        "g string, n long", "v long, paid decimal(9,2)", {"v": 0, "paid": Decimal("0.00")}, None, "side"
+    ),
 }
 SCHEMA = pa.schema(
     {
@@ -120,6 +125,32 @@ def visit(d, g, n, at):
     return d[g].v
 
 
+@mp.transaction(results="number, paid decimal(9,2)")
+def number(d, o, g, n, parts):
+    mine = d[g].v
+    d[g].v += 1
+    row = o[g, mine]
+    row.v = n
+    for part in parts:
+        row.paid += round(row.paid, 1) + part
+    if (g, n) in o and n > 8:
+        mp.abort("taken")
+    return mine, row.paid if n > 1 else None
+
+
+@mp.transaction(results="gone")
+def drop(d, o, g, n):
+    gone = 0
+    for back in range(n):
+        row = o.get((g, d[g].v - 1 - back))
+        if row is not None:
+            del o[g, d[g].v - 1 - back]
+            gone += 1
+    if gone == 0:
+        del o[g, n]
+    return gone
+
+
 @mp.transaction
 def lend(a, e, i, j, n):
     a[i].v -= n
@@ -135,6 +166,7 @@ class TransactionSet:
     name: str
     tables: tuple[str, ...]
     kinds: dict[str, Any]
+    delay: int | None = None
 
     @property
     def group(self) -> str:
@@ -157,7 +189,9 @@ def source_of(function: Any) -> str:
 MAIN = TransactionSet("main", ("a", "b", "c"), {"move": move, "back": back, "tag": tag, "make": make})
 DEARER = TransactionSet("main", ("a", "b", "c"), {"move": dearer(), "back": back})
 OTHER = TransactionSet("other", ("a", "c"), {"back": back})
+SLOW = TransactionSet("slow", ("a", "c"), {"back": back}, delay=10)
 ASIDE = TransactionSet("aside", ("d",), {"visit": visit})
+NUMBERS = TransactionSet("numbers", ("d", "o"), {"number": number, "drop": drop})
 LENDER = TransactionSet("lender", ("a", "e"), {"lend": lend})
 
 
@@ -175,15 +209,17 @@ def table_of(events: Sequence[Event]) -> pa.Table:
 
 @dataclass
 class Group:
-    """Progress of the operators of a group: what is older than an operator's newest time is late."""
+    """Progress of the operators of a group: what is older than an operator's newest time, less its delay, is late."""
 
     marks: dict[str, float] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, list[Event]] = field(default_factory=dict)
     lowest: float = -math.inf
 
     def register(self, operator: str) -> None:
         self.marks.setdefault(operator, self.lowest)
         self.late.setdefault(operator, 0)
+        self.waiting.setdefault(operator, [])
 
     def moved(self) -> None:
         self.lowest = max(self.lowest, min(self.marks.values()))
@@ -202,29 +238,51 @@ class Model:
 
     def open(self, name: str) -> None:
         kept = TABLES[name]
-        self.tables.setdefault(name, OracleTable(name, kept.zero, kept.default))
+        self.tables.setdefault(name, OracleTable(name, kept.zero, kept.default, {"paid": "decimal(9,2)"}))
         self.groups.setdefault(kept.group, Group())
 
     def run(self, program: TransactionSet, epoch: int, events: Sequence[Event]) -> list[dict[str, Any]]:
-        group = self.groups[program.group]
-        mark = group.marks[program.name]
-        timely = [one for one in events if one["at"] >= mark]
-        group.late[program.name] += len(events) - len(timely)
-        group.marks[program.name] = max([mark, *(one["at"] for one in timely)])
+        """The rows that the epoch gives: those that waited and run now, then its own that run or are late."""
+        group, name = self.groups[program.group], program.name
+        before = group.marks[name]
+        after = max([before, *(one["at"] - (program.delay or 0) for one in events)])
+        until = math.inf if program.delay is None else after
+        shown, waiting = [], []
+        for one in group.waiting[name]:
+            (shown if one["at"] < until else waiting).append(one)
+        late = [one for one in events if one["at"] < before]
+        for one in events:
+            (shown if one in late or one["at"] < until else waiting).append(one)
+        group.waiting[name] = waiting
+        group.late[name] += len(late)
+        group.marks[name] = after
         group.moved()
-        tables = {name: self.tables[name] for name in program.tables}
-        given = [{**one, "time": one["at"]} for one in timely]
-        outcomes = run_serially(program.sources, tables, given)
-        out = outputs_of(program.results, timely, outcomes)
-        self.outputs.setdefault(program.name, {})[epoch] = out
+        out = self._outputs(program, shown, late)
+        self.outputs.setdefault(name, {})[epoch] = out
         return out
+
+    def finish(self, program: TransactionSet) -> list[dict[str, Any]]:
+        group, name = self.groups[program.group], program.name
+        shown, group.waiting[name] = group.waiting[name], []
+        group.marks[name] = max([group.marks[name], *(one["at"] + 1 for one in shown)])
+        group.moved()
+        return self._outputs(program, shown, [])
+
+    def _outputs(
+        self, program: TransactionSet, shown: Sequence[Event], late: Sequence[Event]
+    ) -> list[dict[str, Any]]:
+        tables = {name: self.tables[name] for name in program.tables}
+        ran = [{**one, "time": one["at"]} for one in shown if one not in late]
+        outcomes = iter(run_serially(program.sources, tables, ran))
+        ended = [("late", None) if one in late else next(outcomes) for one in shown]
+        return outputs_of(program.results, shown, ended)
 
     def total(self) -> int:
         """What each row has beyond its table's default, over the ring: no transaction changes the sum."""
         return sum(
             row["v"] - (table.default or table.zero)["v"]
             for name, table in self.tables.items()
-            if name != "d"
+            if name not in ("d", "o")
             for row in table.rows.values()
         )
 
@@ -263,7 +321,13 @@ class World:
     def operator(self, program: TransactionSet) -> Transactions:
         if id(program) not in self._operators:
             self._operators[id(program)] = self.pond.transactions(
-                program.name, program.tables, program.kinds, kind="kind", at="at", seq="seq"
+                program.name,
+                program.tables,
+                program.kinds,
+                kind="kind",
+                at="at",
+                seq="seq",
+                delay=program.delay,
             )
         return self._operators[id(program)]
 
@@ -343,6 +407,25 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Finish:
+    """All that waits for an operator runs."""
+
+    program: TransactionSet
+    expected: list[dict[str, Any]] = field(default_factory=list, compare=False)
+
+    def on_pond(self, world: World) -> None:
+        found = world.operator(self.program).finish()
+        assert found is not None
+        assert not self.expected or found.to_pylist() == self.expected, f"{self}\n{found}"
+
+    def on_model(self, model: Model) -> None:
+        self.expected[:] = model.finish(self.program)
+
+    def __repr__(self) -> str:
+        return f"Finish({self.program.name!r})"
+
+
+@dataclass(frozen=True)
 class Again:
     """An epoch that was acknowledged comes again, its events in another order."""
 
@@ -392,6 +475,15 @@ def history(containers: int, then: int) -> list[Step]:
             event("move", 15, i=5, g="x", j=5, n=0, parts=[1]),  # division by zero, after five writes
         ),
     )
+    slow = Run(
+        SLOW,
+        1,
+        (
+            event("back", 36, i=3, j=1, n=2),
+            event("back", 25, i=3, j=2, n=1),  # runs, after one that came before it
+            event("back", 19, i=3, j=1),  # late
+        ),
+    )
     return [
         Start(containers),
         Open("a"),
@@ -403,24 +495,44 @@ def history(containers: int, then: int) -> list[Step]:
         Open("d"),
         Register(ASIDE),
         Run(ASIDE, 0, (event("visit", 50, g="u", n=2), event("visit", 40, g="u", n=9), event("visit", 41, g="v"))),
+        Open("o"),
+        Register(NUMBERS),
+        Run(NUMBERS, 0, (
+            *(event("number", 50 + at, g="u", n=at, parts=[at, 1]) for at in range(6)),
+            event("number", 57, g="u", n=12),  # taken
+            event("drop", 58, g="u", n=2),
+            event("drop", 59, g="new", n=1),  # no such key
+        )),
         Register(OTHER),
+        Register(SLOW),
+        # All of it waits.
+        Run(SLOW, 0, (event("back", 30, i=3, j=1, n=1), event("back", 24, i=3, j=2, n=2), event("back", 27, i=3, j=1, n=3))),
         Checkpoint(),
         third,
+        slow,
         Run(OTHER, 0, (event("back", 20, i=7, j=1, n=8), event("back", 19, i=7, j=1, n=50), event("back", 8))),
         Again(third),
         # Enough is there for one of the two operators only: for the one that comes first.
         Run(MAIN, 3, (event("move", 21, i=1, g="z", j=1, n=5), event("back", 20, i=1, j=1, n=5), event("back", 22, i=1, j=2, n=30))),
         Start(then),
         Again(third),
+        Again(slow),
+        Run(SLOW, 2, (event("back", 41, i=3, j=4, n=1), event("back", 29, i=3, j=2, n=90), event("back", 31, i=3, j=2))),
         Run(DEARER, 4, (event("move", 30, i=6, g="x", j=6, n=10, parts=[4]), event("back", 31, i=6, j=6, n=3))),
         Run(ASIDE, 1, (event("visit", 60, g="u", n=3), event("visit", 60, 1, g="w", n=4))),
+        Run(NUMBERS, 1, (
+            event("drop", 70, g="u", n=9), event("number", 71, g="u", n=3), event("number", 72, g="u", n=12),
+        )),
         Open("e"),
         Register(LENDER),
         Run(LENDER, 0, (event("lend", 33, i=6, j=1, n=9), event("lend", 32, i=6, j=1, n=8))),
         Checkpoint(),
         Run(DEARER, 5, (event("move", 40, i=6, g="x", j=6, n=60), event("move", 41, i=8, g="q", j=8, n=3))),
+        Finish(SLOW),
+        Run(SLOW, 3, (event("back", 60, i=3, j=8, n=1), event("back", 41, i=3), event("back", 49, i=3, j=1, n=1))),
         Run(OTHER, 1, (event("back", 45, i=9, j=8, n=1),)),
         Run(ASIDE, 2),
+        Run(NUMBERS, 2, (event("drop", 80, g="u", n=1), event("number", 81, g="w", n=7, parts=[3]))),
         Run(LENDER, 1, (event("lend", 50, i=1, j=2, n=5),)),
     ]  # fmt: skip
 
@@ -441,6 +553,10 @@ def picture_of_model(model: Model) -> dict[str, Any]:
     return {
         "tables": {name: table.rows for name, table in model.tables.items()},
         "progress": {name: (group.marks, group.late) for name, group in model.groups.items()},
+        "waiting": {
+            name: {operator: len(events) for operator, events in group.waiting.items()}
+            for name, group in model.groups.items()
+        },
     }
 
 
@@ -450,17 +566,31 @@ def picture_of_pond(pond: LocalPond) -> dict[str, Any]:
     return {
         "tables": {name: rows_of(table) for name, table in tables.items()},
         "progress": {name: (found.updaters, found.late) for name, found in progress.items()},
+        "waiting": {
+            name: {operator: waiting_in(pond, name, operator) for operator in found.updaters}
+            for name, found in progress.items()
+        },
     }
+
+
+def waiting_in(pond: LocalPond, group: str, operator: str) -> int:
+    home = next(table._group.home_slice for table in pond.tables().values() if table.group == group)
+    return sum(pond._client.read_home(ReadDelayed(group, operator), home)["rows"].to_pylist())
 
 
 def rows_of(table: mp.Table) -> dict[Any, dict[str, Any]]:
     """The rows by key. Read in two ways, which must agree."""
     snapshot = table.snapshot()
-    key = snapshot.column_names[0]
+    keys = snapshot.column_names[: len(table.key.split(","))]
     rows = snapshot.cast(plain(snapshot.schema)).to_pylist()
-    found = {row.pop(key): row for row in rows}
+    found = {}
+    for row in rows:
+        key = tuple(row.pop(name) for name in keys)
+        found[key if len(keys) > 1 else key[0]] = row
     assert list(found) == sorted(found), "in the order of keys, each once"
-    assert table.read(snapshot[key]).equals(snapshot)
+    assert table.read(snapshot.select(keys)).equals(snapshot)
+    if len(keys) == 1:
+        assert table.read(snapshot[keys[0]]).equals(snapshot)
     return found
 
 

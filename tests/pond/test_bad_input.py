@@ -503,6 +503,17 @@ def test_a_rule_that_is_no_fetch_rule(scene: Scene, rule: Any) -> None:
         scene.state.fetch(key="k", at="t", rule=rule)
 
 
+@pytest.mark.parametrize("sink", [None, "sink", 5], ids=repr)
+def test_a_sink_that_is_no_function(scene: Scene, sink: Any) -> None:
+    with refused(scene, BadOption, ValueError, option="to"):
+        scene.state.fetch(key="k", at="t", name="views").to(sink)
+
+
+def test_a_fetch_without_a_sink_is_no_operator(scene: Scene) -> None:
+    with refused(scene, BadOption, ValueError, option="to"):
+        scene.state.fetch(key="k", at="t", name="views")(PROBE, 0)
+
+
 @pytest.mark.parametrize("times", [{}, {"at": "t", "between": ("a", "b")}], ids=["neither", "both"])
 def test_a_fetch_takes_either_at_or_between(scene: Scene, times: dict[str, Any]) -> None:
     with refused(scene, BadOption, ValueError, option="at"):

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
-from txn_grammar import SCHEMA, TABLES, epochs, function_sets
-from txn_oracle import OracleTable, run_serially
+from txn_grammar import SCHEMA, TABLES, epochs, function_sets, oracle_tables, rows_by_key
+from txn_oracle import run_serially
 
 import millpond as mp
 from millpond.code.capture import Code
@@ -50,6 +50,7 @@ from millpond.testing.local import LocalPond
 from millpond.txn import load
 from millpond.wire.base import LOCAL_QUERY, Turn
 from millpond.wire.epochs import Receipt
+from millpond.wire.questions import Pending
 
 EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "2" if JIT_ENABLED else "40"))
 
@@ -74,8 +75,8 @@ def run_in_parts(
         ]
 
     kind = time_kind_in(parts[0][1], intake.at)
-    commit_staged(op._client, intake, LOCAL_QUERY, turn, stage, kind, op._work(schema), op._history)
-    return op._outputs(LOCAL_QUERY, epoch).read(op._client)
+    commit_staged(op._client, intake, LOCAL_QUERY, turn, stage, kind, op._planned(intake), op._history)
+    return op._outputs(LOCAL_QUERY, turn).read(op._client)
 
 
 def bits(value: Any) -> Any:
@@ -89,20 +90,10 @@ def bits(value: Any) -> Any:
     return value
 
 
-def oracle_tables() -> dict[str, OracleTable]:
-    zeros = {pa.int64(): 0, pa.float64(): 0.0, pa.string(): "", pa.bool_(): False}
-    return {
-        name: OracleTable(
-            name, {f.name: zeros[f.type] for f in spec.columns}, spec.default and {**spec.default}
-        )
-        for name, spec in TABLES.items()
-    }
-
-
 class RandomRun:
     """One pond, one operator, and the model of both."""
 
-    def __init__(self, sources: dict[str, str], containers: int) -> None:
+    def __init__(self, sources: dict[str, str], containers: int, delay: int | None) -> None:
         self.sources = sources
         self.functions = {
             kind: load(TransactionCode(Code(kind, "import math\n" + source, {}, {"math": "math"})))
@@ -110,7 +101,9 @@ class RandomRun:
         }
         self.files = LossyFiles()
         self.tables = oracle_tables()
+        self.delay = delay
         self.mark = -np.inf
+        self.waiting: list[dict[str, Any]] = []
         self.late = 0
         self.outputs: list[Any] = []
         self.reopen(containers)
@@ -121,18 +114,43 @@ class RandomRun:
         for name, spec in TABLES.items():
             self.pond.table(name, spec.key, spec.value, spec.default)
         self.op = self.pond.transactions(
-            "op", list(TABLES), self.functions, kind="kind", at="time", seq="seq"
+            "op", list(TABLES), self.functions, kind="kind", at="time", seq="seq", delay=self.delay
         )
 
     def expect(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        timely = [event for event in events if event["time"] >= self.mark]
-        self.late += len(events) - len(timely)
-        self.mark = max([self.mark, *(event["time"] for event in timely)])
+        before = self.mark
+        self.late += sum(event["time"] < before for event in events)
+        self.mark = max([before, *(event["time"] - (self.delay or 0) for event in events)])
+        known = [*self.waiting, *events]
+        is_due = [
+            (place < len(self.waiting) or event["time"] >= before)
+            and (self.delay is None or event["time"] < self.mark)
+            for place, event in enumerate(known)
+        ]
+        shown = [
+            (event, due)
+            for place, (event, due) in enumerate(zip(known, is_due, strict=True))
+            if due or (place >= len(self.waiting) and event["time"] < before)
+        ]
+        self.waiting = [
+            event
+            for place, (event, due) in enumerate(zip(known, is_due, strict=True))
+            if not due and (place < len(self.waiting) or event["time"] >= before)
+        ]
+        return self._rows(shown)
+
+    def expect_finish(self) -> list[dict[str, Any]]:
+        shown = [(event, True) for event in self.waiting]
+        self.mark = max([self.mark, *(event["time"] + 1 for event in self.waiting)])
+        self.waiting = []
+        return self._rows(shown)
+
+    def _rows(self, shown: list[tuple[dict[str, Any], bool]]) -> list[dict[str, Any]]:
         widths = {kind: len(function.result_names) for kind, function in self.functions.items()}
+        outcomes = iter(run_serially(self.sources, self.tables, [event for event, ran in shown if ran]))
         out = []
-        for event, (reason, results) in zip(
-            timely, run_serially(self.sources, self.tables, timely), strict=True
-        ):
+        for event, ran in shown:
+            reason, results = next(outcomes) if ran else ("late", None)
             row = {**event, "committed": reason is None, "reason": reason}
             row |= {f"r{place}": None for place in range(max(widths.values()))}
             out.append(row | {f"r{place}": value for place, value in enumerate(results or ())})
@@ -140,9 +158,11 @@ class RandomRun:
 
     def check(self) -> None:
         for name, table in self.tables.items():
-            found = {row.pop("key"): row for row in self.pond.table(name).snapshot().to_pylist()}
+            found = rows_by_key(name, self.pond.table(name).snapshot())
             assert bits(found) == bits(table.rows), name
         assert self.op.progress().late == {"op": self.late}
+        since = min((event["time"] for event in self.waiting), default=None)
+        assert self.op.pending() == Pending(len(self.waiting), since, self.late)
         self.pond.validate()
 
 
@@ -157,7 +177,7 @@ class RandomRun:
 def test_any_program_and_any_partitions_give_what_serial_execution_gives(data: st.DataObject) -> None:
     sources = data.draw(function_sets())
     note("\n".join(sources.values()))
-    run = RandomRun(sources, data.draw(st.integers(1, 3)))
+    run = RandomRun(sources, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([None, 0, 2, 4, 9])))
     for epoch in range(5):
         events = [] if data.draw(st.integers(0, 5)) == 0 else data.draw(epochs(list(sources)))
         events = [{**event, "time": event["time"] + 3 * epoch} for event in events]
@@ -191,6 +211,13 @@ def test_any_program_and_any_partitions_give_what_serial_execution_gives(data: s
             whole = pa.concat_tables([table for _, table in reversed(again)])
             assert [bits(row) for row in run.op(whole, before).to_pylist()] == gave
         run.check()
+    expected = run.expect_finish()
+    for _ in range(2):
+        finished = run.op.finish()
+        assert finished is not None
+        assert [bits(row) for row in finished.to_pylist()] == expected
+        run.check()
+        run.reopen(2)
 
 
 @pytest.mark.skipif(not JIT_ENABLED, reason="this is the run without the compiler")
@@ -272,7 +299,39 @@ def case() -> Case:
     return Case()
 
 
-def test_late_events_are_dropped_and_counted(case: Case) -> None:
+def test_late_events_have_outputs_that_say_so(case: Case) -> None:
+    case.op(events([10, 30, 20]), 0)
+    sent = events([29, 30, 31, 5], values=[1000, 10, 100, 1000], kinds=["take", "add", "add", "none such"])
+    out = case.op(sent, 1)
+    assert out["ts"].to_pylist() == [29, 30, 31, 5], "as they came"
+    assert out["committed"].to_pylist() == [False, True, True, False]
+    assert out["reason"].to_pylist() == ["late", None, None, "late"]
+    assert out["r0"].to_pylist() == [None, 13, 113, None]
+    assert case.op.progress().late == {"op": 2}
+    assert case.op(sent.take([3, 2, 0, 1]), 1).equals(out)
+    alone = case.op(events([1]), 2)
+    assert (alone["committed"].to_pylist(), alone["reason"].to_pylist()) == ([False], ["late"])
+    assert case.op.progress().late == {"op": 3}
+    figures = case.pond.metrics()["groups"]["tables"]
+    assert (figures["events"], figures["aborted"], figures["late"]) == (5, 0, 3)
+    case.check({1: 113})
+
+
+def test_late_events_go_to_a_function() -> None:
+    late: list[tuple[int, list[int]]] = []
+    case = Case(late=lambda rows, epoch: late.append((epoch, rows["ts"].to_pylist())))
+    case.op(events([10, 30]), 0)
+    out = case.op(events([29, 30, 5]), 1)
+    assert out["ts"].to_pylist() == [30]
+    case.op(events([31]), 2)
+    case.op(events([29, 30, 5]), 1)  # a replay hands the same rows over
+    assert late == [(1, [29, 5]), (1, [29, 5])]
+    assert case.op.progress().late == {"op": 2}
+    case.check({1: 4})
+
+
+def test_late_events_are_dropped_and_counted() -> None:
+    case = Case(late="drop")
     case.op(events([10, 30, 20]), 0)
     out = case.op(events([29, 30, 31, 5], values=[1000, 10, 100, 1000]), 1)
     assert out["ts"].to_pylist() == [30, 31]
@@ -303,7 +362,7 @@ def test_late_events_are_an_error_where_wanted() -> None:
 def test_an_operator_that_comes_later_begins_where_all_others_are(case: Case) -> None:
     case.op(events([10]), 0)
     other = case.pond.transactions("other", ["t"], {"add": add})
-    assert len(other(events([9, 10]), 0)) == 1
+    assert other(events([9, 10]), 0)["reason"].to_pylist() == ["late", None]
     assert other.progress().late == {"op": 0, "other": 1}
     # From then on each has a punctuation of its own.
     other(events([50]), 1)
@@ -513,7 +572,7 @@ def overflows_interpreted(t, k, v):
 def returns_nothing_that_fits(t, k, v):
     t[k].x += v
     if v == 13:
-        return "a", None
+        return "a", [v]
     return v, v
 
 
@@ -785,9 +844,10 @@ def test_reads_refuse_what_is_no_key(case: Case) -> None:
     assert table.read([2, 5, 1, 2])["key"].to_pylist() == [2, 1, 2]
     assert table.read(pa.chunked_array([[1], [2]])).num_rows == 2
     assert table.read([]).num_rows == 0
+    assert table.read([(2,), (5,)])["key"].to_pylist() == [2]
     with pytest.raises(NullKey):
         table.read([1, None])
-    for keys in (["a"], [2**63], [1.5], ["1", 1]):
+    for keys in (["a"], [2**63], [1.5], ["1", 1], [(1, 2)], [(1,), 2]):
         with pytest.raises(WrongType):
             table.read(keys)
 

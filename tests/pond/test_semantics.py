@@ -1022,3 +1022,17 @@ def test_two_fetches_of_one_name_on_arrow_tables_lose_no_rows(pond: LocalPond) -
     state.finish("feed")
     assert one.drain().rows == 0
     assert sorted((row["k"], row["x"]) for row in got) == [(1, 5), (2, None)]
+
+
+def test_an_uncommitted_fetch_has_a_turn_due_as_soon_as_there_is_any_u(pond: LocalPond) -> None:
+    state = pond.state("s", key="long", value="v long")
+    update = state.update(key="k", at="t", value="v", name="feed")
+    fetch = state.fetch(key="k", at="t", into="v", isolation="uncommitted", name="views")
+    answers: list[Any] = []
+    views = fetch.to(lambda table, epoch: answers.extend(table["v"].to_pylist()))
+    views(pa.table({"k": [1], "t": [100]}), 0)
+    assert (answers, views.pending().rows, views.due()) == ([], 1, {})
+    update(pa.table({"k": [1], "t": [5], "v": [7]}), 0)
+    assert list(views.due()) == ["local"]
+    views.drain()
+    assert answers == [7]

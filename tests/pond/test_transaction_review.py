@@ -19,6 +19,7 @@ from millpond.errors import (
     ResidentBroken,
     WrongType,
 )
+from millpond.ops.committing import turn_of
 from millpond.ops.transactions import Transactions
 from millpond.stores import outputs
 from millpond.testing import LossyFiles
@@ -66,7 +67,7 @@ def restart(pond: LocalPond) -> None:
 def run_in_query(op: Transactions, query: str, epoch: int, events: pa.Table) -> pa.Table:
     """As a streaming query with that id would."""
     op._commit(events, epoch, events.schema, query)
-    return op._outputs(query, epoch).read(op._client)
+    return op._outputs(query, turn_of(epoch)).read(op._client)
 
 
 def test_an_epoch_that_was_prepared_before_another_runs_again_after_it() -> None:

@@ -86,16 +86,23 @@ class Ledger:
         self.visits: dict[str, int] = {}
         self.marks = {"ledger": -np.inf, "visits": -np.inf}
 
-    def timely(self, operator: str, epoch: int, seed: int) -> list[dict[str, Any]]:
+    def arrive(
+        self, operator: str, epoch: int, seed: int, outcome: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """All rows of the epoch as they came, late ones with their outcome; and those that run, in their order."""
         mark = self.marks[operator]
-        rows = [row for row in events_of(epoch, seed).to_pylist() if row["ts"] >= mark]
+        rows = [row | outcome for row in events_of(epoch, seed).to_pylist()]
+        for row in rows:
+            if row["ts"] < mark:
+                row["reason"] = "late"
         self.marks[operator] = max([mark, *(row["ts"] for row in rows)])
-        return rows
+        timely = [row for row in rows if row["reason"] is None]
+        return rows, sorted(timely, key=lambda row: (row["ts"], row["seq"]))
 
     def transfers(self, epoch: int) -> list[dict[str, Any]]:
-        rows = self.timely("ledger", epoch, 0)
-        for row in sorted(rows, key=lambda row: (row["ts"], row["seq"])):
-            row |= {"committed": False, "reason": None, "left": None, "note": None}
+        outcome = {"committed": False, "reason": None, "left": None, "note": None}
+        rows, timely = self.arrive("ledger", epoch, 0, outcome)
+        for row in timely:
             accounts = dict(self.accounts)
             accounts[row["src"]] = accounts.get(row["src"], START) - row["amount"]
             accounts[row["dst"]] = accounts.get(row["dst"], START) + row["amount"]
@@ -115,8 +122,8 @@ class Ledger:
         return rows
 
     def counts(self, epoch: int) -> list[dict[str, Any]]:
-        rows = self.timely("visits", epoch, 1)
-        for row in sorted(rows, key=lambda row: (row["ts"], row["seq"])):
+        rows, timely = self.arrive("visits", epoch, 1, {"committed": False, "reason": None})
+        for row in timely:
             found = self.visits.get(row["name"], 0) + row["amount"]
             row |= {"committed": bool(found % 7), "reason": None if found % 7 else "seven"}
             if found % 7:

@@ -260,3 +260,43 @@ def test_code_that_misbehaves_costs_its_epoch_only(
             if isinstance(case, UpdateRule):
                 case.check_held(pond)
         assert held is None or balances(pond) == held
+
+
+@mp.transaction
+def spinning(accounts, key, n):
+    for i in range(n * n * 200_000):
+        for j in range(n * n * 200_000):
+            accounts[key].balance = (accounts[key].balance + i * j) % 7
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "error"),
+    [
+        pytest.param(spinning, {"limit": 3}, CodeTookTooLong, id="compiled"),
+        pytest.param(turning_aloud, {"limit": "500 milliseconds"}, CodeTookTooLong, id="interpreted"),
+        pytest.param(hoarding, {"memory": "100m"}, OutOfMemory, id="memory"),
+    ],
+)
+def test_an_operator_has_limits_of_its_own_and_the_event_is_named(
+    tmp_path: Path, function: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with mp.open(tmp_path / "pond", threads=1) as pond:
+        bystander = Bystander(pond)
+        bystander.goes_on()
+        accounts = pond.table("accounts", key="long", value="balance long", default={"balance": 0})
+        run = pond.transactions("run", [accounts], {"bad": function}, delay=5, **options)
+        run(pa.table({"ts": [1], "key": [3], "n": [0]}), 0)
+        events = pa.table({"ts": [7, 8, 9, 20], "key": [1, 2, 3, 3], "n": [0, 6, 0, 0]})
+        started = time.monotonic()
+        with pytest.raises(error) as raised:
+            run(events, 1)
+        assert time.monotonic() - started < 30
+        # Of those that run: the one that waited, and the first three that came.
+        assert "at event 2 of 4, a 'bad' with ts=8, key=2, n=6" in str(raised.value)
+        assert "limit" in str(raised.value) or "memory" in str(raised.value)
+        bystander.goes_on()
+        assert balances(pond) == {}
+        assert run.pending().rows == 1, "what waited waits on"
+        mended = pond.transactions("run", [accounts], {"bad": adding}, delay=5, **options)
+        assert mended(events, 1)["ts"].to_pylist() == [1, 7, 8, 9]
+        assert balances(pond) == {1: 0, 2: 6, 3: 0}

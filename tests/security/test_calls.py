@@ -78,7 +78,7 @@ CALLS: dict[str, set[type[Any]]] = {
             house.Forget,
             house.AskMetrics,
         ),
-        *(epochs.BeginEpoch, epochs.CommitEpoch, house.Checkpoint),
+        *(epochs.BeginEpoch, epochs.CommitEpoch, epochs.AskTurns, epochs.HandedOver, house.Checkpoint),
         *(questions.Pin, questions.Answered, questions.AskPending, questions.Report, questions.AskProgress),
     },
     "container": {
@@ -286,7 +286,8 @@ def minimal(kind: Any) -> Any:
         case msgspec.inspect.LiteralType(values=values):
             return values[0]
         case msgspec.inspect.UnionType(types=types):
-            return minimal(types[0])
+            nothing = any(isinstance(each, msgspec.inspect.NoneType) for each in types)
+            return None if nothing else minimal(types[0])
         case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
             return []
         case msgspec.inspect.TupleType(item_types=items):

@@ -105,7 +105,7 @@ def test_forgetting_a_query_by_a_path_removes_nothing() -> None:
 )
 def test_a_list_names_only_files_of_its_own_run(tmp_path: Path, name: str | None) -> None:
     rows = WaitingRows(str(tmp_path / "pond"), "s", "f", "q")
-    token = rows.begin(TURN)
+    token = rows.token()
     good = rows.write(TURN, token, [pa.record_batch({"k": [1]})])
     # What waits elsewhere on the machine, as this user may read it.
     write_table_file(
@@ -123,8 +123,9 @@ def test_a_list_names_only_files_of_its_own_run(tmp_path: Path, name: str | None
 
 def test_a_list_that_is_none_is_refused(tmp_path: Path) -> None:
     rows = WaitingRows(str(tmp_path), "s", "f", "q")
-    token = rows.begin(TURN)
+    token = rows.token()
     path = os.path.join(rows.folder, "000000000000.0000", f"list-{token}.arrow")
+    FILES.make_dir(os.path.dirname(path))
     write_table_file(FILES, path, "waiting", pa.schema([]), [], {"turn": "000000000000.0000", "token": token})
     with pytest.raises(CorruptFile, match="not a list"):
         rows.listed(TURN, token)

@@ -127,6 +127,30 @@ def test_hops_within_one_epoch_and_progress_from_after_the_loop(
     assert graph.progress().fetch == 50, "one epoch behind: the last may run again"
 
 
+def test_all_that_is_reported_of_a_frame_is_looked_for_in_one_job(pond: mp.Pond, spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(1, 7, 3), (2, 9, 1)], "k long, t long, since long")
+    jobs: list[int] = []
+    for columns in ([], ["t"], ["t", "since", "t"]):
+        group = f"reports_of_{len(columns)}"
+        state = pond.state(group, key="long", value="v long")
+        flow = pond.flow(group)
+        stream = flow.source(rows)
+        for number, column in enumerate(columns):
+            stream.report(state, f"{group}_{number}", at=column)
+        spark.sparkContext.setJobGroup(group, group)
+        try:
+            flow.run(0)
+        finally:
+            for name in ("spark.jobGroup.id", "spark.job.description"):
+                spark.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]
+        jobs.append(len(spark.sparkContext.statusTracker().getJobIdsForGroup(group)))
+        flow.run(1)
+    assert jobs[0] == 0
+    assert jobs[1] == jobs[2] > 0
+    asked = state.progress().fetchers
+    assert [asked[f"reports_of_3_{number}"] for number in range(3)] == [9, 3, 9]
+
+
 def test_updates_that_follow_a_fetch_are_made_once_also_by_a_drain(
     pond: mp.Pond, two_feeds: tuple[Feed, Feed], tmp_path: Path
 ) -> None:

@@ -229,6 +229,18 @@ def test_now_counts_or_drops_or_nulls_what_waits(pond: mp.Pond, spark: SparkSess
     ]
 
 
+def test_now_refuses_a_stream_whose_rows_would_have_to_wait(pond: mp.Pond, spark: SparkSession) -> None:
+    state = pond.state("s", key="long", value="long")
+    state.update(key="k", at="t", value="v", name="feed")(frame(spark, [(1, 10, 7)]), 0)
+    stream = spark.readStream.format("rate").load().selectExpr("value AS k", "value AS t")
+    fetch = state.fetch(key="k", at="t", into="v")
+    for waiting in ("error", "drop", "null"):
+        with pytest.raises(BadOption, match=r"fetch\.to\(sink\)"):
+            fetch.now(stream, waiting=waiting)
+    state.finish("feed")
+    assert fetch.now(stream).isStreaming
+
+
 def test_fetch_progress_follows_the_views_when_a_delay_is_given(pond: mp.Pond, spark: SparkSession) -> None:
     state = pond.state("s", key="long", value="long")
     update = state.update(key="k", at="t", value="v", name="feed")

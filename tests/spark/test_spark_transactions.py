@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,12 @@ class Ledger:
         timely = [event for event in events if self.mark is None or event[0] >= self.mark]
         self.late += len(events) - len(timely)
         self.mark = max([event[0] for event in timely], default=self.mark)
-        out = []
+        out = [
+            dict(zip(COLUMNS, event, strict=True))
+            | {"committed": False, "reason": "late", "left": None, "at": None}
+            for event in events
+            if event not in timely
+        ]
         for event in sorted(timely, key=lambda event: event[:2]):
             row = dict(zip(COLUMNS, event, strict=True))
             rows = {name: dict(found) for name, found in self.rows.items()}
@@ -124,10 +131,13 @@ def test_epochs_from_any_partitions_in_any_order_give_what_serial_execution_give
     # Again, and cut otherwise.
     into(frame_of(spark, events_of(1)[::-1], partitions=5), 2)
     assert sink[2] == expected
+    # And by a deployment with another choice for late events.
+    operator_of(pond, late="drop").to(keep)(frame_of(spark, events_of(1), partitions=4), 2)
+    assert sink[2] == expected
     assert held(pond) == model.rows
     assert op.progress().late == {"ledger": model.late}
     assert model.late > 0
-    assert {row["reason"] for rows in sink.values() for row in rows} == {None, "poor"}
+    assert {row["reason"] for rows in sink.values() for row in rows} == {None, "poor", "late"}
     with pytest.raises(EpochChanged):
         into(frame_of(spark, events_of(1)[1:]), 2)
     read = spark.read.format("millpond").option("table", "accounts").load()
@@ -135,6 +145,36 @@ def test_epochs_from_any_partitions_in_any_order_give_what_serial_execution_give
     assert found == model.rows
     assert read.filter("balance > 50").count() == sum(row["balance"] > 50 for row in model.rows.values())
     assert dict(read.dtypes)["seen"] == "timestamp"
+
+
+@mp.transaction(results="number int, left decimal(9,2)")
+def order(counters, orders, shop, day, price):
+    number = counters[shop].next
+    counters[shop].next += 1
+    orders[shop, number].day = day
+    orders[shop, number].price += price
+    return number, None if price < 1 else 10 - price
+
+
+def test_keys_of_several_columns_dates_and_decimals(pond: mp.Pond, spark: SparkSession) -> None:
+    counters = pond.table("counters", "shop string", "next int", {"next": 1}, group="shops")
+    orders = pond.table("orders", "shop string, number int", "day date, price decimal(9,2)", group="shops")
+    op = pond.transactions("shops", tables=[counters, orders], kinds={"order": order}, at="ts")
+    events = spark.sql(
+        """select id as ts, concat('s', id % 2) as shop, date_add(date'2024-02-28', int(id)) as day,
+                  cast(id * 0.75 as decimal(5, 2)) as price from range(4)"""
+    )
+    sink: list[Any] = []
+    op.to(lambda outcomes, _: sink.extend(outcomes.orderBy("ts").collect()))(events, 0)
+    assert [(row["number"], row["left"]) for row in sink] == [
+        (1, None), (1, None), (2, Decimal("8.50")), (2, Decimal("7.75"))
+    ]  # fmt: skip
+    read = spark.read.format("millpond").option("table", "orders").load()
+    assert read.dtypes == [("shop", "string"), ("number", "int"), ("day", "date"), ("price", "decimal(9,2)")]
+    assert [tuple(row) for row in read.filter("shop = 's0'").orderBy("number").collect()] == [
+        ("s0", 1, date(2024, 2, 28), Decimal("0.00")),
+        ("s0", 2, date(2024, 3, 1), Decimal("1.50")),
+    ]
 
 
 def test_a_task_that_fails_and_is_retried_counts_once(pond: mp.Pond, spark: SparkSession) -> None:
@@ -194,15 +234,10 @@ def test_bad_events_change_nothing(pond: mp.Pond, spark: SparkSession) -> None:
         spark.read.format("millpond").option("table", "nothing").load()
 
 
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_a_driver_killed_at_every_step_loses_and_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The Java machines live for seconds: to optimise what they run would take them longer.
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
-    (tmp_path / "events").mkdir()
-    for number in range(3):
+def write_events(directory: Path, epochs: int) -> None:
+    """A file for each epoch of a stream."""
+    directory.mkdir()
+    for number in range(epochs):
         listed = [dict(zip(COLUMNS, event, strict=True)) for event in events_of(number)]
         schema = pa.schema(
             [
@@ -210,10 +245,63 @@ def test_a_driver_killed_at_every_step_loses_and_doubles_nothing(
                 ("amount", pa.int64()), ("parts", pa.list_(pa.int64())),
             ]
         )  # fmt: skip
-        path = tmp_path / "events" / f"{number}.parquet"
+        path = directory / f"{number}.parquet"
         pq.write_table(pa.Table.from_pylist(listed, schema=schema), path)
         # Spark takes files by their age; of one age, in any order.
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def test_a_stream_with_disorder_loses_nothing(pond: mp.Pond, spark: SparkSession, tmp_path: Path) -> None:
+    """Each event runs once, in the order of all; what is left in the end runs in a finish."""
+    write_events(tmp_path / "events", 3)
+    late: list[Any] = []
+    op = operator_of(pond, delay="10 seconds", late=lambda rows, epoch: late.append((epoch, rows.count())))
+    sink: dict[int, list[dict[str, Any]]] = {}
+    stops = True
+
+    def keep(outcomes: DataFrame, epoch: int) -> None:
+        sink[epoch] = collected(outcomes)
+        if epoch < 0 and stops:
+            raise RuntimeError("it stops after it wrote")
+
+    into = op.to(keep)
+    source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "events"))
+    stream = source.writeStream.foreachBatch(lambda frame, epoch: into(frame.repartition(3), epoch))
+    stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+    stream.start().awaitTermination()
+    assert sorted(sink) == [0, 1, 2]
+    waiting = op.pending()
+    assert waiting.rows == 180 - sum(map(len, sink.values())) > 0
+    with pytest.raises(RuntimeError, match="it stops"):
+        op.finish()
+    first = sink[-(2 * 1024 + 1)]
+    assert len(first) == waiting.rows
+    stops = False
+    op.finish()
+    op.finish()
+    assert sink[-(2 * 1024 + 1)] == first
+    model = Ledger()
+    expected = in_order(model.run([event for epoch in range(3) for event in events_of(epoch)]))
+    assert in_order([row for epoch in sorted(sink) for row in sink[epoch]]) == expected
+    assert held(pond) == model.rows
+    assert (op.progress().late, late) == ({"ledger": 0}, [])
+    # The stream goes on: what comes below what has run is late.
+    write_events(tmp_path / "more", 1)
+    shutil.move(tmp_path / "more" / "0.parquet", tmp_path / "events" / "late.parquet")
+    stream.start().awaitTermination()
+    assert late == [(3, 60)]
+    assert sink[3] == []
+    assert op.progress().late == {"ledger": 60}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_driver_killed_at_every_step_loses_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The Java machines live for seconds: to optimise what they run would take them longer.
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+    write_events(tmp_path / "events", 3)
     for _ in DEATHS:
         killed = run_job(tmp_path, JOB)
         assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]

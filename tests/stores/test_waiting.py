@@ -26,7 +26,7 @@ def rows_in(root: Path | str, files: LossyFiles | None = None) -> WaitingRows:
 
 
 def keep(rows: WaitingRows, *parts: pa.RecordBatch, turn: Turn = TURN) -> list[WaitingFile]:
-    token = rows.begin(turn)
+    token = rows.token()
     files = [rows.write(turn, token, [part]) for part in parts]
     rows.list_files(turn, token, "{}", files)
     return files
@@ -126,14 +126,39 @@ def test_what_was_listed_survives_the_machine() -> None:
         assert kept(rows_in("/pond", files.crash()), listed) == [1, 2]
 
 
+def test_what_a_zombie_writes_is_not_read_and_goes_with_its_turn_or_after_it(tmp_path: Path) -> None:
+    rows = rows_in(tmp_path)
+    token = rows.token()
+    first, twin = (rows.write(TURN, token, [batch(1, 2)]) for _ in range(2))
+    assert first.name != twin.name
+    rows.list_files(TURN, token, "{}", [twin])
+    rows.write(TURN, token, [batch(1, 2)])
+    assert kept(rows, [twin]) == [1, 2]
+    rows.remove_before(Turn(4), Turn(4))
+    assert not path_of(rows, "").exists()
+    rows.write(TURN, token, [batch(1, 2)])  # its turn is long over
+    rows.remove_before(Turn(4), Turn(5))
+    assert not path_of(rows, "").exists()
+
+
 def test_turns_are_removed_up_to_the_oldest_that_is_needed(tmp_path: Path) -> None:
     rows = rows_in(tmp_path)
     kept_files = [keep(rows, batch(t.epoch), turn=t) for t in (Turn(0), Turn(0, 1), Turn(1), Turn(1, 10))]
     Path(rows.folder, "someone's").mkdir()
-    rows.remove_before(Turn(1))
+    rows.remove_before(Turn(1), Turn(1))
     assert sorted(os.listdir(rows.folder)) == ["000000000001.0000", "000000000001.0010", "someone's"]
     assert kept(rows, kept_files[-1], Turn(1, 10)) == [1]
-    rows_in(tmp_path / "nowhere").remove_before(Turn(1))
+    rows_in(tmp_path / "nowhere").remove_before(Turn(1), Turn(1))
+
+
+def test_of_the_drains_after_an_epoch_the_last_two_are_kept(tmp_path: Path) -> None:
+    rows = rows_in(tmp_path)
+    for turn in (Turn(0), Turn(0, 1), Turn(1), *(Turn(1, drain) for drain in range(1, 6))):
+        keep(rows, batch(1), turn=turn)
+        rows.remove_before(Turn(0), turn)
+    kept_turns = ["000000000000.0000", "000000000000.0001"]  # what the epoch asks for if it runs again
+    kept_turns += ["000000000001.0000", "000000000001.0004", "000000000001.0005"]
+    assert sorted(os.listdir(rows.folder)) == kept_turns
 
 
 def test_a_turn_that_cannot_be_removed_now_is_left_for_the_next_time(tmp_path: Path) -> None:
@@ -141,7 +166,7 @@ def test_a_turn_that_cannot_be_removed_now_is_left_for_the_next_time(tmp_path: P
     keep(rows, batch(1), turn=Turn(0))
     held = Path(rows.folder, "000000000000.0000", "held")
     held.mkdir()
-    rows.remove_before(Turn(1))
+    rows.remove_before(Turn(1), Turn(1))
     held.rmdir()
-    rows.remove_before(Turn(1))
+    rows.remove_before(Turn(1), Turn(1))
     assert os.listdir(rows.folder) == []

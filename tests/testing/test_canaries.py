@@ -19,7 +19,7 @@ import pytest
 from millpond.container import recovery
 from millpond.container.core import Core
 from millpond.container.holdings.base import HeldSlice
-from millpond.container.holdings.group import GroupHolding
+from millpond.container.holdings.group import GroupHolding, GroupStore
 from millpond.container.holdings.keyed import KeyedHolding
 from millpond.container.service import ContainerService
 from millpond.container.staging import Staged
@@ -110,9 +110,9 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
             )
         ],
     ),
-    "transactions are not undone": (113, [Edit(GroupHolding, "undo", "held.undecided(held.store)", "pass")]),
+    "transactions are not undone": (113, [Edit(GroupHolding, "_take_back", "undo(held.store)", "pass")]),
     "U is published while an epoch is unseen": (
-        198,
+        504,
         [Edit(Commits, "progress", "unseen.held_back if unseen is not None else {}", "{}")],
     ),
     "logs are replayed in the order of directories": (
@@ -179,8 +179,12 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         [Edit(catalogue, "progressed", "if pin.waiting and pin.lowest is not None", "if False")],
     ),
     "damage of a file goes unnoticed": (
-        398,
+        1456,
         [Edit(arrow_files, "_checked_payload", "if actual != checksum:", "if False:")],
+    ),
+    "snapshots overlook events that wait": (
+        12,
+        [Edit(GroupStore, "export", "for w, rows in self.delayed.items()", "for w, rows in ()")],
     ),
     "rows count again in another query": (
         13,
@@ -208,6 +212,17 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     "slices are left with nobody": (
         40,
         [Edit(Slices, "_carry_out", "self.containers.recover(container, broken=True)", "pass")],
+    ),
+    "an updater that was left out begins where it stood": (
+        18,
+        [
+            Edit(
+                catalogue,
+                "awake",
+                "watermark=max(updater.watermark, update_progress)",
+                "watermark=updater.watermark",
+            )
+        ],
     ),
 }
 

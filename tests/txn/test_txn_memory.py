@@ -69,7 +69,7 @@ def test_a_million_strings_and_probed_keys_stay_bounded() -> None:
     assert max(sizes[10:]) <= max(sizes[:10]), "it does not grow any more"
     assert bytes_of(plain) > 2 * min(sizes), "it would"
     assert len(stores["owners"]) == 7
-    found = stores["owners"].find(pa.array(["w3", "never"])).to_pydict()
+    found = stores["owners"].find([pa.array(["w3", "never"])]).to_pydict()
     assert (found["key"], found["name"]) == (["w3"], ["w3"])
     assert stores["limits"].snapshot()["most"].to_pylist() == list(range(20))
 

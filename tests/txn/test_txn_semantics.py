@@ -165,7 +165,7 @@ def test_a_missing_key_without_default_aborts_and_a_write_makes_the_row() -> Non
     (row,) = stores["things"].snapshot().to_pylist()
     assert row.pop("at").timestamp() == 7
     assert row == {"key": "x", "n": 1, "ratio": 0.25, "name": "b", "ok": True}
-    assert stores["things"].find(pa.array(["x", "y", None]))["n"].to_pylist() == [1]
+    assert stores["things"].find([pa.array(["x", "y", None])])["n"].to_pylist() == [1]
 
 
 def test_a_null_field_aborts() -> None:
@@ -287,7 +287,7 @@ def test_tables_are_copied_exported_and_loaded() -> None:
     ("spec", "error"),
     [
         (TableSpec("double", "x long"), BadType),
-        (TableSpec("a long, b long", "x long"), BadType),
+        (TableSpec("a long, b double", "x long"), BadType),
         (TableSpec("long", "x array<long>"), BadType),
         (TableSpec("long", "x long, y long", {"x": 1}), WrongColumn),
     ],

@@ -16,7 +16,7 @@ import pytest
 from millpond.code.tables import TableSpec
 from millpond.errors import RuleInterpreted
 from millpond.stores import tables
-from millpond.stores.key_index import KeyIndex
+from millpond.stores.row_index import RowIndex
 from millpond.stores.tables import TableStore
 from millpond.txn import Outcome, TransactionSet, transaction
 from millpond.txn.run import execution, plans
@@ -77,7 +77,7 @@ def contents(stores: Stores) -> dict[str, tuple[pa.Table, pa.Table, int]]:
     wanted = {"accounts": pa.array(range(50)), "owners": pa.array([f"n{n}" for n in range(50)])}
     for store in stores.values():
         store.validate()
-    return {name: (s.export(), s.find(wanted[name]), len(s)) for name, s in stores.items()}
+    return {name: (s.export(), s.find([wanted[name]]), len(s)) for name, s in stores.items()}
 
 
 def copies(stores: Stores) -> Stores:
@@ -113,7 +113,7 @@ def test_tables_and_their_copies_are_as_before(kinds: list[str], before: int, af
     assert contents(stores) == again
 
 
-FAULTS = [(plans, "run"), (tables, "grown"), (KeyIndex, "advance_growth"), (execution.EpochRun, "outputs")]
+FAULTS = [(plans, "run"), (tables, "grown"), (RowIndex, "reserve"), (execution.EpochRun, "outputs")]
 
 
 @pytest.mark.parametrize("where", FAULTS, ids=lambda where: where[1])

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -69,6 +69,7 @@ def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS) -> bool:
                 Watch(out, streams, rows).until_answered()
             finally:
                 streams.stop()
+            out.print(where_the_time_went(streams.answered, pond.metrics()["states"]["campaigns"]))
             late = sum(campaigns.progress().late.values()) + streams.waiting.late
         out.print("comparing every answer with DuckDB's ASOF JOIN over the same rows ...")
         found = compare(folder)
@@ -135,7 +136,6 @@ class Streams:
         self.campaigns = campaigns
         self.updated = Meter()
         self.answered = Meter()
-        self.waiting = Pending(rows=0, since=None, late=0)
         self._folder = folder
         self._epoch_runs = {"updates": threading.Lock(), "views": threading.Lock()}
         self._ended: set[str] = set()
@@ -148,9 +148,7 @@ class Streams:
             frame.write.mode("overwrite").parquet(self._part("updates", epoch))
             self.updated.add(feed(frame, epoch).rows)
 
-        def answer(frame: DataFrame, epoch: int) -> None:
-            ask(frame, epoch)
-            self.waiting = ask.pending()
+        self._ask = ask
 
         def source() -> DataFrame:
             return spark.readStream.format("rate").option("rowsPerSecond", rate).load()
@@ -158,8 +156,12 @@ class Streams:
         # `feed` is registered by now: no view can be answered before the first updates are there.
         self._queries = {
             "updates": self._start("updates", updates(source(), rate, keys, rows), update),
-            "views": self._start("views", views(source(), rate, keys, rows), answer),
+            "views": self._start("views", views(source(), rate, keys, rows), ask),
         }
+
+    @property
+    def waiting(self) -> Pending:
+        return self._ask.pending()
 
     def check(self) -> None:
         """Raises what ended a query."""
@@ -219,12 +221,14 @@ class Meter:
         self._epochs: deque[tuple[float, int, npt.NDArray[np.float64]]] = deque()
         self._began = time.monotonic()
         self.total = 0
+        self.latency_s_total = 0.0
 
     def add(self, rows: int, latencies_s: npt.NDArray[np.float64] | None = None) -> None:
         with self._lock:
             self.total += rows
             latencies_s = np.empty(0) if latencies_s is None else latencies_s
             self._epochs.append((time.monotonic(), rows, latencies_s))
+            self.latency_s_total += float(latencies_s.sum())
 
     def rows_per_s(self) -> float:
         recent = self._recent()
@@ -325,6 +329,20 @@ LATENCY_MEANS = (
     "p50, p99: from a view's stamp at the source, which hands rows over once a second, until its answer is written;"
     f" {DISORDER_S} s of it is the updates' delay"
 )
+
+
+def where_the_time_went(answered: Meter, figures: dict[str, Any]) -> str:
+    """The mean time from a view's stamp to its answer, and what it was spent on."""
+    views = figures["fetchers"]["views"]
+    share = views["rows_waited"] / max(views["rows"], 1)
+    mean_s = answered.latency_s_total / max(answered.total, 1)
+    update_s, turn_s = (share * views[f"wait_for_{what}_ms_mean"] / 1_000 for what in ("update", "turn"))
+    batch_s = views["batch_ms_p50"] / 1_000
+    return (
+        f"of the {mean_s:.2f} s from a view's stamp to its answer, in the mean {update_s:.2f} s went into waiting for U"
+        f" ({DISORDER_S} s is the updates' delay), {max(mean_s - update_s - batch_s, 0.0):.2f} s into waiting for a batch to"
+        f" begin ({turn_s:.2f} s of it after U had passed), {batch_s:.2f} s into the batch itself"
+    )
 
 
 def _since_start(progress: float) -> str:

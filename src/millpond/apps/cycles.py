@@ -1,10 +1,10 @@
 """Cycle detection in a graph that changes (Nova, section 5.3): which cycles does a new edge close?
 
-One stream adds edges and deletes them, out of order. Two States hold the neighbours of every vertex: where its edges
+One stream adds edges and deletes them, out of order. A State holds the neighbours of every vertex: where its edges
 lead, and where they come from. An edge u -> v closes a cycle with every path from v back to u in the graph as it was
-just before: of length 3 with edges of the last 48 hours, of 4 with those of 24, of 5 with those of 12. The updates, the
-hops from neighbour to neighbour and the progress reported after them are one flow: one streaming query with one
-checkpoint. At the end every cycle is compared with what networkx finds in the same windows.
+just before: of length 3 with edges of the last 48 hours, of 4 with those of 24, of 5 with those of 12. The updates and
+the search for paths are one flow: one streaming query with one checkpoint. At the end every cycle is compared with what
+networkx finds in the same windows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import os
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 
@@ -43,6 +43,7 @@ START_S = 1_767_225_600  # event time begins at 2026-01-01T00:00:00Z
 HOUR_S = 3_600
 DISORDER_H = 2
 PLANTED, DELETED = 0.2, 0.04  # shares of the edges
+LIMIT = 100_000  # cycles that one edge closes
 
 SCHEMA = pa.schema(
     [("time", pa.timestamp("s", "UTC")), ("src", pa.int64()), ("dst", pa.int64()), ("added", pa.bool_())]
@@ -142,51 +143,84 @@ def edge_stream(edges: int, hours: int, keys: int, seed: int = 1) -> list[Edge]:
 # The flow
 
 
+def graph_of(pond: mp.Pond, name: str = "graph") -> mp.State:
+    """Each edge at both its ends, for as long as a cycle may ask for it."""
+    return pond.state(
+        name,
+        key="vertex long, outgoing boolean",
+        value="neighbour long, added boolean",
+        update=mp.edges(),
+        compact=mp.ttl(f"{max(SPANS_H.values())} hours"),
+    )
+
+
+def detect(
+    graph: mp.State, arriving: mp.Stream, sink: Callable[[DataFrame, int], object], delay: str
+) -> None:
+    """Each edge goes into the graph, and is asked which paths lead from its end back to its beginning.
+
+    `sink(frame, epoch)` gets the edges with their `paths`. Edges may come late by `delay`.
+    """
+    arriving.map(at_both_ends).into(
+        graph.update(
+            key=["vertex", "outgoing"], at="time", value=["neighbour", "added"], delay=delay, name="edges"
+        )
+    )
+    hops = {length - 1: f"{hours} hours" for length, hours in SPANS_H.items()}
+    fetch = graph.fetch(
+        key="dst",
+        at="until",
+        rule=mp.paths(to="src", hops=hops, limit=LIMIT),
+        into="paths",
+        delay=delay,
+        name="cycles",
+    )
+    arriving.map(additions).ask(fetch).to(sink)
+
+
+def at_both_ends(edges: DataFrame) -> DataFrame:
+    ends = "stack(2, src, true, dst, dst, false, src) AS (vertex, outgoing, neighbour)"
+    return edges.selectExpr("time", "added", ends)
+
+
+def additions(edges: DataFrame) -> DataFrame:
+    """New edges ask for the graph as it was just before; all in one task, which asks about each vertex once."""
+    asking = edges.where("added").selectExpr("time", "src", "dst", "time - INTERVAL 1 MICROSECOND AS until")
+    return asking.coalesce(1)
+
+
+def cycles_of(answered: DataFrame) -> DataFrame:
+    """The time of the edge that closed it and the vertices of each cycle, that edge's two first."""
+    return answered.selectExpr("time", "src", "explode(paths) AS path").selectExpr(
+        "unix_seconds(time) AS time", "concat(array(src), slice(path, 1, size(path) - 1)) AS cycle"
+    )
+
+
 class Detection:
-    """One query that updates both States, asks them hop by hop, and keeps the cycles it finds as files."""
+    """The flow on files of edges, which keeps the cycles it finds as files."""
 
     def __init__(self, spark: SparkSession, pond: mp.Pond, folder: str) -> None:
         self._folder = folder
         self._sent = 0
         self._newest_s = START_S
-        self._found: dict[tuple[int, int], int] = {}
-        self.forward = neighbours(pond, "forward")
-        self.backward = neighbours(pond, "backward")
+        self._lengths: dict[int, Counter[int]] = {}
+        self.graph = graph_of(pond)
         for part in ("edges", "cycles"):
             os.makedirs(os.path.join(folder, part))
         arriving = spark.readStream.schema("time timestamp, src long, dst long, added boolean").parquet(
             os.path.join(folder, "edges")
         )
-        self._flow = self._detect(pond, arriving)
+        self._flow = pond.flow("cycles")
+        detect(self.graph, self._flow.source(arriving), self._keep, delay=f"{DISORDER_H} hours")
         self.query = self._flow.start(
             checkpoint=os.path.join(folder, "checkpoint"), processingTime="1 second"
         )
 
-    def _detect(self, pond: mp.Pond, arriving: DataFrame) -> mp.Flow:
-        forward, backward = self.forward, self.backward
-        flow = pond.flow("cycles")
-        edges = flow.source(arriving)
-        delay = f"{DISORDER_H} hours"
-        edges.into(forward.update(key="src", at="time", value=["dst", "added"], delay=delay, name="edges"))
-        edges.into(backward.update(key="dst", at="time", value=["src", "added"], delay=delay, name="edges"))
-
-        span = ("since", "until")
-        paths = edges.map(begin).ask(backward.fetch(key="src", between=span, into="ends", name="ends"))
-        paths = paths.map(lambda begun: begun.where("size(ends) > 0"))
-        for length in SPANS_H:
-            asked = paths.ask(forward.fetch(key="tip", between=span, into="next", name=f"hop{length - 2}"))
-            asked.map(partial(close, length=length)).to(partial(self._keep, length=length))
-            paths = asked.map(partial(extend, length=length))
-        # Paths that come through were ready: those still to come begin later, and look back 48 hours at most.
-        widest = f"{max(SPANS_H.values())} hours"
-        asked.report(forward, [f"hop{length - 2}" for length in SPANS_H], at="until", delay=widest)
-        asked.report(backward, "ends", at="until", delay=widest)
-        return flow
-
-    def _keep(self, found: DataFrame, epoch: int, length: int) -> None:
-        cycles = found.toArrow()
-        pq.write_table(cycles, os.path.join(self._folder, "cycles", f"{length} {epoch}.parquet"))
-        self._found[length, epoch] = cycles.num_rows
+    def _keep(self, answered: DataFrame, epoch: int) -> None:
+        """A file for each epoch, drains among them: their numbers are below zero."""
+        cycles = cycles_of(answered).toArrow()
+        pq.write_table(cycles, os.path.join(self._folder, "cycles", f"{epoch}.parquet"))
+        self._lengths[epoch] = Counter(pc.list_value_length(cycles["cycle"]).to_pylist())
 
     def send(self, edges: list[Edge]) -> None:
         """One more file for the query to read; it is there whole or not at all."""
@@ -204,24 +238,20 @@ class Detection:
         self.query.awaitTermination(seconds)
 
     def is_up_to_date(self) -> bool:
-        """Whether all edges sent are in both States."""
-        newest = (self._newest_s - DISORDER_H * HOUR_S) * MICROS
-        return all(state.progress().update >= newest for state in (self.forward, self.backward))
+        """Whether all edges sent are in the graph."""
+        return self.graph.progress().update >= (self._newest_s - DISORDER_H * HOUR_S) * MICROS
 
     def finish(self) -> None:
-        """When all edges are sent: U passes everything, and the paths that still wait are followed."""
+        """When all edges are sent: U passes everything, and the edges that still wait are answered."""
         self.query.processAllAvailable()
         self.query.stop()
-        for state in (self.forward, self.backward):
-            state.finish("edges")
+        self.graph.finish("edges")
         self._flow.drain()
 
     def line(self) -> str:
         """How far it is."""
-        lengths = Counter[int]()
-        for (length, _), count in self._found.items():
-            lengths[length] += count
-        progress = self.forward.progress()
+        progress = self.graph.progress()
+        lengths = sum(list(self._lengths.values()), Counter[int]())
         return (
             f"{self._sent:,} edges sent, up to {_hours(self._newest_s * MICROS)}; U {_hours(progress.update)},"
             f" F {_hours(progress.fetch)}; cycles found: {_by_length(lengths)}"
@@ -235,44 +265,6 @@ def _by_length(counts: Counter[int]) -> str:
 def _hours(progress: float) -> str:
     """Hours of event time since it began."""
     return f"{progress:+}" if math.isinf(progress) else f"{(progress / MICROS - START_S) / HOUR_S:.1f} h"
-
-
-def neighbours(pond: mp.Pond, name: str) -> mp.State:
-    return pond.state(
-        name, key="long", value="neighbour long, added boolean", update=mp.edges(), compact=mp.net_edges()
-    )
-
-
-def begin(edges: DataFrame) -> DataFrame:
-    """Of each new edge a path for each length, and the span of its other edges: since < time <= until."""
-    spans = ", ".join(
-        f"struct({length} AS length, INTERVAL {hours} HOURS AS span)" for length, hours in SPANS_H.items()
-    )
-    return (
-        edges.where("added")
-        .selectExpr("time", "src", "dst AS tip", "array(src, dst) AS path", f"inline(array({spans}))")
-        .selectExpr("*", "time - INTERVAL 1 MICROSECOND AS until")
-        .selectExpr("*", "until - span AS since")
-        .drop("span")
-    )
-
-
-def close(paths: DataFrame, length: int) -> DataFrame:
-    """The cycles of that length: the path's next vertex has an edge to its first one."""
-    return (
-        paths.where(f"length = {length}")
-        .selectExpr("time", "path", "explode(array_except(array_intersect(next, ends), path)) AS last")
-        .selectExpr("unix_seconds(time) AS time", "concat(path, array(last)) AS cycle")
-    )
-
-
-def extend(paths: DataFrame, length: int) -> DataFrame:
-    """The paths that shall become longer cycles, each with one vertex more."""
-    return (
-        paths.where(f"length > {length}")
-        .selectExpr("* EXCEPT (tip)", "explode(array_except(next, path)) AS tip")
-        .selectExpr("* EXCEPT (path, next)", "concat(path, array(tip)) AS path")
-    )
 
 
 # The check

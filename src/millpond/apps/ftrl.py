@@ -1,9 +1,9 @@
 """Online learning (Nova, sections 3.4 and 5.2): several trainers and an inference query share one model.
 
 FTRL-proximal learns who clicks from a stream of sparse samples. Its parameters, `z` and `n` of every feature, live in
-one State that adds updates up; time is the number of the mini-batch. A trainer fetches the parameters that the samples
-of a mini-batch need, and adds what it learnt at the mini-batch's time. How trainers keep in step is a matter of the
-fetch alone:
+one State that adds updates up. A trainer is a query whose micro-batches are mini-batches: each is a step that fetches the
+parameters that its samples need, learns in Spark's workers, and adds what it learnt. How trainers keep in step is a
+matter of the fetch alone:
 
 - `bsp`: mini-batch i reads what all trainers have learnt until i - 1, and nothing else;
 - `ssp`: it reads whatever is there, once all trainers have learnt from i - STALENESS;
@@ -15,61 +15,55 @@ plain FTRL, which learns from one sample after another, over the same samples.
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from rich.console import Console
 
 import millpond as mp
+from millpond.apps.ftrl_model import LOSS, Longs, learn, predict, sequential
 from millpond.apps.spark_session import spark_session
 from millpond.errors import BadOption, MillpondError
+from millpond.ops.step import Step
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from millpond.ops.fetch import Fetch
-
-Floats = npt.NDArray[np.float64]
-Longs = npt.NDArray[np.int64]
-
-SECONDS, RATE, KEYS = 20, 1_000, 100_000
-MODES = ("bsp", "ssp", "asp")
+SECONDS, RATE, KEYS = 20, 2_000, 100_000
 STALENESS = 2
+MODES: dict[str, dict[str, Any]] = {
+    "bsp": {},
+    "ssp": {"isolation": "uncommitted", "staleness": STALENESS},
+    "asp": {"isolation": "uncommitted", "staleness": None},
+}
 TRAINERS = 2
 TOLERANCE = 0.01
-
-# As in McMahan et al., "Ad Click Prediction: a View from the Trenches" (2013).
-ALPHA, BETA, L1, L2 = 0.05, 1.0, 0.1, 0.1
 
 FIELDS = 12  # a sample has one feature of each: the ad, its place, the hour, ...
 BIAS = 0  # and this one
 INTERCEPT, WEIGHT_MAX = -0.5, 1.0  # of the hidden model that decides who clicks
 HELD_OUT = 1 << 40  # samples from this number on are not trained on
-FIRST_MINIBATCH = 16
 NEWEST = 1 << 62  # later than any mini-batch
 
 INFERENCE_EVERY = 4  # mini-batches
+INFERENCE_ROWS = 100
 LINE_EVERY_S = 2.0
 STALLED_S = 120.0
+EPOCH_ENDS_S = 2.0
 
 
 def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS, mode: str = "bsp") -> bool:
     """Every trainer gets `rate` samples a second for so long; True if their log-loss is near that of sequential FTRL."""
     for option, value, least, most in (
         ("seconds", seconds, 1, 86_400),
-        ("rate", rate, 1, 10_000),
+        ("rate", rate, 1, 100_000),
         ("keys", keys, 2 * FIELDS, 1 << 40),
     ):
         if not least <= value <= most:
@@ -102,25 +96,21 @@ def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS, mode: str = 
 
 
 class Samples(NamedTuple):
-    """What is trained on: so many mini-batches for every trainer, the same whenever it is asked for.
-
-    The first mini-batches are small, and each is twice the one before: from the many clicks of a large one, a model that
-    knows nothing yet would learn far too much at once.
-    """
+    """What is trained on: so many mini-batches for every trainer, the same whenever it is asked for."""
 
     minibatch: int
     steps: int
     keys: int
+    trainers: int = TRAINERS
 
     @property
     def total(self) -> int:
-        return TRAINERS * sum(min(FIRST_MINIBATCH << step, self.minibatch) for step in range(self.steps))
+        return self.trainers * self.steps * self.minibatch
 
     def of_trainer(self, source: DataFrame, trainer: int) -> DataFrame:
-        """From a source with `value`: the samples of a trainer, in mini-batches `step`."""
-        step, place = f"value div {self.minibatch}", f"value % {self.minibatch}"
-        rows = source.where(f"{step} < {self.steps}").where(f"{place} < {FIRST_MINIBATCH} * pow(2, {step})")
-        return self._samples(rows, f"value * {TRAINERS} + {trainer}")
+        """From a source with `value`: the samples of a trainer."""
+        rows = source.where(f"value < {self.minibatch * self.steps}")
+        return self._samples(rows, f"value * {self.trainers} + {trainer}")
 
     def held_out(self, source: DataFrame) -> DataFrame:
         """From the same: samples that no trainer gets."""
@@ -129,7 +119,7 @@ class Samples(NamedTuple):
     def arrays(self, spark: SparkSession) -> tuple[Longs, Longs]:
         """All that is trained on, in order: the features of each sample, and its clicks."""
         source = spark.range(self.minibatch * self.steps).withColumnRenamed("id", "value")
-        parts = [self.of_trainer(source, trainer).toArrow() for trainer in range(TRAINERS)]
+        parts = [self.of_trainer(source, trainer).toArrow() for trainer in range(self.trainers)]
         samples = pa.concat_tables(parts).sort_by("id")
         features = pc.list_flatten(samples["features"]).to_numpy()
         return features.reshape(samples.num_rows, FIELDS + 1), samples["click"].to_numpy()
@@ -141,11 +131,10 @@ class Samples(NamedTuple):
         weight = f"{WEIGHT_MAX}D * (2 * {_uniform('feature')} - 1)"
         score = f"aggregate(features, {INTERCEPT}D, (sum, feature) -> sum + {weight})"
         return (
-            source.selectExpr(f"{number} AS id", f"value div {self.minibatch} AS step")
+            source.selectExpr(f"{number} AS id")
             .selectExpr("*", f"{features} AS features")
             .selectExpr(
                 "id",
-                "step",
                 f"concat(array({BIAS}L), features) AS features",
                 f"CAST({_uniform('id')} < 1 / (1 + exp(-{score})) AS LONG) AS click",
             )
@@ -157,118 +146,23 @@ def _uniform(of: str) -> str:
     return f"(shiftrightunsigned(xxhash64({of}), 11) / {1 << 53}D)"
 
 
-# The model
-
-
-def weights(z: Floats, n: Floats) -> Floats:
-    """What the parameters of features stand for."""
-    return -np.sign(z) * np.maximum(np.abs(z) - L1, 0) / ((BETA + np.sqrt(n)) / ALPHA + L2)
-
-
-class Predicted(NamedTuple):
-    """Samples; and for each row, which of them it belongs to."""
-
-    click: Longs
-    p: Floats
-    loss: Floats
-    sample_of: Longs
-
-
-def predict(rows: pa.Table) -> Predicted:
-    """From answered rows of whole samples, in any order: a row has the parameters of one feature of a sample."""
-    _, first, sample_of = np.unique(_longs(rows, "id"), return_index=True, return_inverse=True)
-    score = np.bincount(sample_of, weights(_doubles(rows, "z"), _doubles(rows, "n")))
-    click = _longs(rows, "click")[first]
-    p, loss = 1 / (1 + np.exp(-score)), np.logaddexp(0, score) - click * score
-    return Predicted(click, p, loss, sample_of)
-
-
-LEARNT = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("feature", pa.int64()),
-        ("dz", pa.float64()),
-        ("dn", pa.float64()),
-        ("samples", pa.int64()),
-        ("loss", pa.float64()),
-    ]
-)
-
-
-def learn(rows: pa.Table) -> pa.Table:
-    """From the answered rows of a mini-batch: what to add to the parameters of each of its features.
-
-    Also how many samples have the feature, and their loss: for BIAS, which all have, that of the mini-batch.
-    """
-    samples = predict(rows)
-    features, first, feature_of = np.unique(_longs(rows, "feature"), return_index=True, return_inverse=True)
-    # Uncommitted, a feature may have been read before and after an update; either will do.
-    z, n = _doubles(rows, "z")[first], _doubles(rows, "n")[first]
-    gradient = (samples.p - samples.click)[samples.sample_of]
-    dn = np.bincount(feature_of, gradient**2)
-    sigma = (np.sqrt(n + dn) - np.sqrt(n)) / ALPHA
-    return pa.table(
-        {
-            "step": np.full(len(features), _longs(rows, "step")[0]),
-            "feature": features,
-            "dz": np.bincount(feature_of, gradient) - sigma * weights(z, n),
-            "dn": dn,
-            "samples": np.bincount(feature_of),
-            "loss": np.bincount(feature_of, samples.loss[samples.sample_of]),
-        },
-        schema=LEARNT,
-    )
-
-
-def _longs(rows: pa.Table, name: str) -> Longs:
-    return np.asarray(rows[name], dtype=np.int64)
-
-
-def _doubles(rows: pa.Table, name: str) -> Floats:
-    """A feature that nobody has learnt anything of has no parameters yet: they are zero."""
-    return np.asarray(pc.fill_null(rows[name], 0.0), dtype=np.float64)
-
-
 # The queries
 
 
-def asked(samples: DataFrame) -> DataFrame:
-    """A row for each feature of each sample, with all the times that a fetch might ask for."""
-    return samples.selectExpr(
-        "id",
-        "step",
-        "click",
-        "explode(features) AS feature",
-        "step - 1 AS before",
-        f"step - {STALENESS} AS stale",
-        f"{NEWEST} AS newest",
-    )
+def parameters(pond: mp.Pond, name: str = "params") -> mp.State:
+    return pond.state(name, key="long", value="z double, n double", update=mp.add())
 
 
-ANSWERED = ("id", "step", "click", "feature", "z", "n")
-
-
-def fetch(params: mp.State, mode: str, name: str) -> Fetch:
-    """What a mini-batch reads, and when: the only difference between the modes."""
-    if mode == "bsp":
-        return params.fetch(key="feature", at="before", into=["z", "n"], name=name)
-    if mode == "ssp":
-        return params.fetch(
-            key="feature",
-            between=("stale", "newest"),
-            rule=mp.as_of(),
-            into=["z", "n"],
-            isolation="uncommitted",
-            name=name,
-        )
-    return params.fetch(key="feature", at="newest", into=["z", "n"], isolation="uncommitted", name=name)
+def trainer(params: mp.State, mode: str, name: str) -> Step:
+    """Learns from its mini-batches, in their order, for `foreachBatch`."""
+    return params.step(learn, key="feature", into=["z", "n"], value=["z", "n"], name=name, **MODES[mode])
 
 
 class Loss(NamedTuple):
     """The log-loss of so many samples, in sum."""
 
-    samples: int
-    total: float
+    samples: int = 0
+    total: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -278,56 +172,37 @@ class Loss(NamedTuple):
         return f"{self.samples:,} samples" + (f", log-loss {self.mean:.4f}" if self.samples else "")
 
 
-def loss_of(*queries: Trainer | Inference) -> Loss:
-    """What these have predicted so far."""
-    losses = [loss for query in queries for loss in list(query.losses.values())]
-    return Loss(sum(loss.samples for loss in losses), sum(loss.total for loss in losses))
-
-
-class Trainer:
-    """Learns from its mini-batches, in their order. `operator` is for `foreachBatch`."""
-
-    def __init__(self, params: mp.State, mode: str, name: str, folder: str) -> None:
-        self.name = name
-        self.losses: dict[int, Loss] = {}  # of each mini-batch
-        self._params = params
-        self._folder = os.path.join(folder, name)
-        os.makedirs(self._folder, exist_ok=True)
-        self._update = params.update(key="feature", at="step", value=["dz", "dn"], late="error", name=name)
-        params.report(name, update=0)  # nothing comes before mini-batch 0
-        self.operator = fetch(params, mode, name).to(self._learn)
-
-    def _learn(self, answers: DataFrame, epoch: int) -> None:
-        file = os.path.join(self._folder, f"epoch={epoch}.parquet")
-        # What an epoch has learnt is kept before it is added to the State: an epoch that runs again after a crash has to
-        # add the same. By then uncommitted parameters may be others, and even a sum of the same doubles depends on the
-        # order of the rows.
-        if not os.path.exists(file):
-            rows = answers.select(*ANSWERED).toArrow()  # a mini-batch is small enough to learn from it here
-            parts = [rows.filter(pc.field("step") == step) for step in rows["step"].unique()]
-            pq.write_table(pa.concat_tables([LEARNT.empty_table(), *map(learn, parts)]), file + ".part")
-            os.replace(file + ".part", file)
-        learnt = pq.read_table(file)
-        self._update(learnt, epoch)
-        done = learnt.filter(pc.field("feature") == BIAS).to_pylist()
-        if done:
-            # Nobody else can know that a mini-batch is complete. The next one asks for no time before it.
-            last = max(minibatch["step"] for minibatch in done)
-            self._params.report(self.name, update=last + 1, fetch=last)
-        self.losses.update({row["step"]: Loss(row["samples"], row["loss"]) for row in done})
+def loss_of(params: mp.State) -> Loss:
+    """What trainers have lost so far: they add it to the model, and so it is counted exactly once, too."""
+    fetch = params.fetch(key="key", at="at", into=["z", "n"], isolation="uncommitted")
+    row = fetch.now(pa.table({"key": [LOSS], "at": [NEWEST]})).to_pylist()[0]
+    return Loss() if row["n"] is None else Loss(int(row["n"]), row["z"])
 
 
 class Inference:
     """Predicts samples that nobody trains on, from whatever parameters are there."""
 
     def __init__(self, params: mp.State) -> None:
-        self.losses: dict[int, Loss] = {}  # of each epoch
-        self.operator = fetch(params, "asp", "inference").to(self._predict)
+        self._losses: dict[int, Loss] = {}  # of each epoch
+        fetch = params.fetch(
+            key="feature", at="newest", into=["z", "n"], isolation="uncommitted", name="inference"
+        )
+        self.operator = fetch.to(self._predict)
         params.report("inference", fetch=NEWEST)
 
+    @property
+    def loss(self) -> Loss:
+        losses = list(self._losses.values())
+        return Loss(sum(loss.samples for loss in losses), sum(loss.total for loss in losses))
+
+    @staticmethod
+    def questions(samples: DataFrame) -> DataFrame:
+        """A row for each feature of each sample."""
+        return samples.selectExpr("id", "click", "explode(features) AS feature", f"{NEWEST} AS newest")
+
     def _predict(self, answers: DataFrame, epoch: int) -> None:
-        loss = predict(answers.select(*ANSWERED).toArrow()).loss
-        self.losses[epoch] = Loss(len(loss), float(loss.sum()))
+        loss = predict(answers.select("id", "click", "z", "n").toArrow()).loss
+        self._losses[epoch] = Loss(len(loss), float(loss.sum()))
 
 
 def train(
@@ -340,34 +215,33 @@ def train(
     every_s: float = 1.0,
 ) -> Loss:
     """Runs until all samples are learnt from. A trainer gets a mini-batch each `every_s`, if it can follow."""
-    params = pond.state("params", key="long", value="z double, n double", update=mp.add())
+    params = parameters(pond)
     # All trainers are there before one of them learns: U waits for each.
-    trainers = [Trainer(params, mode, f"trainer_{number}", folder) for number in range(TRAINERS)]
+    trainers = [trainer(params, mode, f"trainer_{number}") for number in range(samples.trainers)]
     inference = Inference(params)
 
-    def source() -> DataFrame:
-        options = {"rowsPerBatch": samples.minibatch, "numPartitions": 1}
+    def source(rows: int) -> DataFrame:
+        options = {"rowsPerBatch": rows, "numPartitions": 1}
         return spark.readStream.format("rate-micro-batch").options(**options).load()
 
     queries = Queries(os.path.join(folder, "checkpoints"))
     try:
-        for number, trainer in enumerate(trainers):
-            rows = asked(samples.of_trainer(source(), number))
-            queries.start(trainer.name, rows, trainer.operator, every_s)
-        rows = asked(samples.held_out(source()))
+        for number, step in enumerate(trainers):
+            rows = samples.of_trainer(source(samples.minibatch), number)
+            queries.start(step.name, rows, step, every_s)
+        rows = Inference.questions(samples.held_out(source(INFERENCE_ROWS)))
         queries.start("inference", rows, inference.operator, INFERENCE_EVERY * every_s)
-        watch(queries, params, trainers, inference, samples.total, show)
+        watch(queries, params, inference, samples.total, show)
     finally:
         queries.stop()
-    for trainer in trainers:
-        params.finish(trainer.name)
-    return loss_of(*trainers)
+    for step in trainers:
+        params.finish(step.name)
+    return loss_of(params)
 
 
 def watch(
     queries: Queries,
     params: mp.State,
-    trainers: list[Trainer],
     inference: Inference,
     count: int,
     show: Callable[[str], None],
@@ -377,8 +251,8 @@ def watch(
     shown = moved = time.monotonic()
     while seen < count:
         queries.check()
-        time.sleep(0.05)
-        now, learnt = time.monotonic(), loss_of(*trainers)
+        time.sleep(0.1)
+        now, learnt = time.monotonic(), loss_of(params)
         if learnt.samples > seen:
             seen, moved = learnt.samples, now
         if now - moved > STALLED_S:
@@ -390,13 +264,13 @@ def watch(
             rate = (seen - last_shown) / (now - shown)
             show(
                 f"training: {learnt}, {rate:,.0f}/s, U {params.progress().update};"
-                f" inference: {loss_of(inference)}"
+                f" inference: {inference.loss}"
             )
             last_shown, shown = seen, now
 
 
 class Queries:
-    """Streaming queries that end between two epochs: one that is interrupted complains."""
+    """Streaming queries that end between two epochs, where one ends soon: one that is interrupted complains."""
 
     def __init__(self, checkpoints: str) -> None:
         self._checkpoints = checkpoints
@@ -404,7 +278,7 @@ class Queries:
         self._ended = False
 
     def start(
-        self, name: str, rows: DataFrame, operator: Callable[[DataFrame, int], None], every_s: float
+        self, name: str, rows: DataFrame, operator: Callable[[DataFrame, int], Any], every_s: float
     ) -> None:
         epoch_runs = threading.Lock()
 
@@ -432,31 +306,6 @@ class Queries:
     def stop(self) -> None:
         self._ended = True
         for query, epoch_runs in self._running:
-            if epoch_runs.acquire(timeout=STALLED_S):
+            if epoch_runs.acquire(timeout=EPOCH_ENDS_S):
                 epoch_runs.release()
             query.stop()
-
-
-# The check
-
-
-def sequential(features: Longs, clicks: Longs) -> float:
-    """The log-loss of plain FTRL, which predicts a sample, learns from it, and goes on to the next."""
-    z: defaultdict[int, float] = defaultdict(float)
-    n: defaultdict[int, float] = defaultdict(float)
-
-    def weight(i: int) -> float:
-        if abs(z[i]) <= L1:
-            return 0.0
-        return (math.copysign(L1, z[i]) - z[i]) / ((BETA + math.sqrt(n[i])) / ALPHA + L2)
-
-    total = 0.0
-    for sample, click in zip(features.tolist(), clicks.tolist(), strict=True):
-        w = [weight(i) for i in sample]
-        p = 1 / (1 + math.exp(-sum(w)))
-        total -= math.log(p if click else 1 - p)
-        g = p - click
-        for i, w_i in zip(sample, w, strict=True):
-            z[i] += g - (math.sqrt(n[i] + g * g) - math.sqrt(n[i])) / ALPHA * w_i
-            n[i] += g * g
-    return total / len(clicks)

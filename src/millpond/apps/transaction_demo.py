@@ -22,10 +22,13 @@ from millpond.code.tables import TableSpec
 from millpond.errors import Aborted, BadOption
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    from millpond.ops.transactions import Transactions
 
 SECONDS, RATE, KEYS = 10, 30_000, 10_000
 EVENTS_MAX = 20_000_000
+EVENTS = "events"  # the folder of their files
 PARTS = 4
 
 
@@ -40,13 +43,12 @@ class Application(NamedTuple):
 
 def show(app: Application, seconds: int, rate: int, keys: int) -> bool:
     """`seconds` epochs of `rate` events each; True if all outcomes and all tables are right."""
-    if not 1 <= seconds * rate <= EVENTS_MAX:
-        raise BadOption(f"{seconds} epochs of {rate:,} events are too many", option="--rate")
+    check_events(seconds, rate)
     out = Console(highlight=False, soft_wrap=True)
     began = time.perf_counter()
     events = app.events(seconds * rate, keys=keys)
     with tempfile.TemporaryDirectory(prefix=f"millpond-{app.name}-") as folder:
-        write_epochs(events, os.path.join(folder, "events"), rate)
+        write_epochs(events, folder, rate)
         out.print("starting Spark and a pond (the first time, transactions are compiled) ...")
         with spark_session(app.name) as spark, mp.open(os.path.join(folder, "pond"), spark=spark) as pond:
             tables = [
@@ -54,44 +56,66 @@ def show(app: Application, seconds: int, rate: int, keys: int) -> bool:
                 for name, spec in app.tables.items()
             ]
             op = pond.transactions(app.name, tables, app.kinds, kind="kind", at="ts")
-            out.print(op.explain(), markup=False)
-            answers = os.path.join(folder, "answers")
-
-            def keep(frame: DataFrame, epoch: int) -> None:
-                frame.write.mode("overwrite").parquet(os.path.join(answers, f"{epoch:06d}"))
-                figures = pond.metrics()["groups"]["tables"]
-                per_s = rate / (time.perf_counter() - clock.pop())
-                clock.append(time.perf_counter())
-                out.print(
-                    f"epoch {epoch:3}: {figures['committed']:,} committed, {figures['aborted']:,} aborted,"
-                    f" plan {figures['last']['plan']}, {per_s:,.0f} events/s"
-                )
-
-            clock = [time.perf_counter()]
-            stream = spark.readStream.schema(spark.read.parquet(os.path.join(folder, "events")).schema)
-            query = (
-                stream.option("maxFilesPerTrigger", PARTS)
-                .parquet(os.path.join(folder, "events"))
-                .writeStream.foreachBatch(op.to(keep))
-                .option("checkpointLocation", os.path.join(folder, "checkpoint"))
-                .trigger(availableNow=True)
-                .start()
-            )
-            query.awaitTermination()
-            found = {table.name: table.snapshot() for table in tables}
+            answers = run_stream(spark, pond, op, "tables", folder, rate, out)
+            snapshots = {table.name: table.snapshot() for table in tables}
         out.print("running every event again, as plain Python ...")
         outcomes, rows = serially(app, events)
-        wrong = differing(outcomes, pq.read_table(answers))
-        wrong_tables = sum(found[name].to_pylist() != rows[name] for name in found)
+        wrong = differing(outcomes, answers)
+        wrong_tables = sum(table.to_pylist() != rows[name] for name, table in snapshots.items())
     out.print(
-        f"{len(events):,} transactions, [bold]{wrong} wrong[/bold]; {len(found)} tables,"
+        f"{len(events):,} transactions, [bold]{wrong} wrong[/bold]; {len(snapshots)} tables,"
         f" {wrong_tables} wrong ({time.perf_counter() - began:.0f} s)"
     )
     return wrong == 0 and wrong_tables == 0
 
 
+def run_stream(
+    spark: SparkSession,
+    pond: mp.Pond,
+    operator: Transactions,
+    group: str,
+    folder: str,
+    rate: int,
+    out: Console,
+) -> pa.Table:
+    """Has the operator run the events that `write_epochs` left in the folder, as a stream. All its outputs."""
+    out.print(operator.explain(), markup=False)
+    events, answers = os.path.join(folder, EVENTS), os.path.join(folder, "answers")
+    before = pond.metrics()["groups"][group]
+    clock = [time.perf_counter()]
+
+    def keep(frame: DataFrame, epoch: int) -> None:
+        frame.write.mode("overwrite").parquet(os.path.join(answers, f"{epoch:06d}"))
+        figures = pond.metrics()["groups"][group]
+        per_s = rate / (time.perf_counter() - clock.pop())
+        clock.append(time.perf_counter())
+        committed, aborted = (figures[name] - before[name] for name in ("committed", "aborted"))
+        out.print(
+            f"epoch {epoch:3}: {committed:,} committed, {aborted:,} aborted,"
+            f" plan {figures['last']['plan']}, {per_s:,.0f} events/s"
+        )
+
+    query = (
+        spark.readStream.schema(spark.read.parquet(events).schema)
+        .option("maxFilesPerTrigger", PARTS)
+        .parquet(events)
+        .writeStream.foreachBatch(operator.to(keep))
+        .option("checkpointLocation", os.path.join(folder, "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return pq.read_table(answers)
+
+
+def check_events(seconds: int, rate: int) -> None:
+    if not 1 <= seconds * rate <= EVENTS_MAX:
+        raise BadOption(f"{seconds} epochs of {rate:,} events are too many", option="--rate")
+
+
 def write_epochs(events: pa.Table, folder: str, rate: int) -> None:
     """`PARTS` files for each epoch, its events in any order. Spark reads files in the order of their age."""
+    folder = os.path.join(folder, EVENTS)
     os.makedirs(folder)
     rng = np.random.default_rng(1)
     for start in range(0, len(events), rate):
@@ -154,7 +178,7 @@ def serially(app: Application, events: pa.Table) -> tuple[dict[int, Any], dict[s
         for table in tables.values():
             table.end(outcomes[event["ts"]][0])
     rows = {
-        name: [{app.tables[name].key_field.name: key, **row} for key, row in sorted(table.rows.items())]
+        name: [{app.tables[name].keys.names[0]: key, **row} for key, row in sorted(table.rows.items())]
         for name, table in tables.items()
     }
     return outcomes, rows

@@ -14,11 +14,10 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,6 +25,9 @@ import millpond as mp
 from millpond.apps.spark_session import SETTINGS, spark_session
 from millpond.bench import adcamp_flink, adcamp_latency
 from millpond.bench.adcamp_peers import RedisTask, TwsRun, find_redis, load_redis, redis_server, run_tws
+from millpond.bench.answers import compare, expected
+from millpond.bench.cpu import cpu_seconds
+from millpond.bench.frames import AddColumn, noop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,17 +86,6 @@ def named(frame: DataFrame) -> DataFrame:
     """The same rows with strings for ads and campaigns."""
     columns = {"ad": "concat('ad-', ad) AS ad", "campaign": "concat('campaign-', campaign) AS campaign"}
     return frame.selectExpr(*(columns.get(name, name) for name in frame.columns))
-
-
-class Identity:
-    """For `mapInArrow`: adds a column, and asks nobody."""
-
-    def __init__(self, copied: str) -> None:
-        self._copied = copied
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield batch.append_column("campaign", batch[self._copied])
 
 
 def run(
@@ -164,10 +155,12 @@ class _Bench:
         """The four systems that take all views."""
         views, names = self._all_views, named(self._all_views)
         frames = {
-            "spark-identity": views.mapInArrow(Identity("ts"), "view long, ad long, ts long, campaign long"),
+            "spark-identity": views.mapInArrow(
+                AddColumn("campaign", "ts"), "view long, ad long, ts long, campaign long"
+            ),
             "millpond": self._longs.fetch(key="ad", at="ts", into="campaign").now(views),
             "spark-identity-strings": names.mapInArrow(
-                Identity("ad"), "view long, ad string, ts long, campaign string"
+                AddColumn("campaign", "ad"), "view long, ad string, ts long, campaign string"
             ),
             "millpond-strings": self._strings.fetch(key="ad", at="ts", into="campaign").now(names),
         }
@@ -226,7 +219,7 @@ class _Bench:
         ).toArrow()
         rounds = [asked.slice(turn * work.tws_views, work.tws_views) for turn in range(1 + ROUNDS)]
         done: TwsRun = run_tws(self._spark, versions, rounds)
-        _compare("spark-tws", done.answers, expected(versions, asked))
+        compare("spark-tws", done.answers, expected(versions, asked))
         self._rates["spark-tws"] = done.rows_per_s
         self._facts["spark-tws"] = {
             "rows": work.tws_views,
@@ -242,7 +235,7 @@ class _Bench:
         versions = versions_of(self._spark, work.keys, 0, work.versions).toArrow()
         asked = views_of(self._spark, work.keys, work.versions, 0, work.flink_views * (1 + ROUNDS)).toArrow()
         done = adcamp_flink.run_flink(python, versions, asked, 1 + ROUNDS, BATCH_ROWS)
-        _compare("flink", done.answers, expected(versions, asked))
+        compare("flink", done.answers, expected(versions, asked))
         self._rates["flink"] = done.rows_per_s
         self._cpu_rates["flink"] = done.rows_per_cpu_s
         self._facts["flink"] = {
@@ -279,7 +272,7 @@ class _Bench:
 
     def _run(self, system: str, frame: DataFrame, rows: int, counts: bool) -> None:
         cpu = cpu_seconds()
-        seconds = timed(lambda: frame.write.format("noop").mode("overwrite").save())
+        seconds = timed(lambda: noop(frame))
         used = cpu_seconds() - cpu
         if counts:
             self._rates[system] = max(self._rates.get(system, 0.0), rows / seconds)
@@ -296,53 +289,7 @@ class _Bench:
         if named_campaigns:
             names = pc.binary_join_element_wise("campaign-", wanted["campaign"].cast(pa.string()), "")
             wanted = wanted.set_column(1, "campaign", names)
-        _compare(
-            system, answered.where(f"view < {work.checked}").select("view", "campaign").toArrow(), wanted
-        )
-
-
-def expected(versions: pa.Table, views: pa.Table) -> pa.Table:
-    """By DuckDB's ASOF JOIN: view, campaign."""
-    with duckdb.connect() as connection:
-        connection.register("versions", versions)
-        connection.register("views", views)
-        return connection.sql(
-            "SELECT q.view, v.campaign FROM views q ASOF LEFT JOIN versions v ON q.ad = v.ad AND q.ts >= v.ts"
-        ).to_arrow_table()
-
-
-def _compare(system: str, answers: pa.Table, wanted: pa.Table) -> None:
-    found, wanted = (
-        table.select(["view", "campaign"]).combine_chunks().sort_by("view") for table in (answers, wanted)
-    )
-    if found["view"] != wanted["view"]:
-        raise RuntimeError(f"{system} answered {len(found)} views where {len(wanted)} were asked")
-    if found["campaign"] != wanted["campaign"]:
-        same = pc.fill_null(pc.equal(found["campaign"], wanted["campaign"]), False)
-        neither = pc.and_(found["campaign"].is_null(), wanted["campaign"].is_null())
-        differing = len(found) - pc.sum(pc.or_(same, neither)).as_py()
-        raise RuntimeError(f"{differing} of {len(found)} answers of {system} differ from DuckDB's")
-
-
-def cpu_seconds() -> float:
-    """CPU seconds so far of this process and of all below it that are alive; 0 where the system does not tell."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            # The name, in parentheses, may hold anything; the numbers come after it.
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        parents[int(process.name)] = int(fields[1])
-        ticks[int(process.name)] = int(fields[11]) + int(fields[12])
-    total = 0
-    for process_id, used in ticks.items():
-        ancestor = process_id
-        while ancestor not in (0, os.getpid()):
-            ancestor = parents.get(ancestor, 0)
-        total += used if ancestor else 0
-    return total / os.sysconf("SC_CLK_TCK")
+        compare(system, answered.where(f"view < {work.checked}").select("view", "campaign").toArrow(), wanted)
 
 
 def timed(work: Callable[[], object]) -> float:

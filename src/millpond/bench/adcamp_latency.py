@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 import millpond as mp
+from millpond.bench.frames import noop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +47,7 @@ def measure(spark: SparkSession, pond: mp.Pond, keys: int, folder: str) -> dict[
     state = pond.state("latency", key="long", value="long")
     feed = state.update(key="ad", at="ts", value="campaign", name="feed")
     views = state.fetch(key="ad", at="ts", into="campaign", delay=0, name="views").to(
-        lambda frame, epoch: frame.write.format("noop").mode("overwrite").save()
+        lambda frame, epoch: noop(frame)
     )
     ad = f"pmod(xxhash64(value, 1), {keys}) AS ad"
     update = _stream(spark).selectExpr(ad, "value AS ts", "value % 1000 AS campaign")

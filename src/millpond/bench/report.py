@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDE = 200
 # Where a result has these, the table has a column for each.
@@ -19,6 +22,9 @@ COLUMNS = {
     "per_cpu_s_vs_identity": "per CPU s\nidentity = 1",
     "batch_p50_ms": "micro-batch\np50 ms",
     "batch_p99_ms": "micro-batch\np99 ms",
+    "p50_vs_identity": "p50, times\nidentity's",
+    "reach": "reach",
+    "source_reads": "source is\nread, times",
     "updates_per_s": "updates/s\ndurable",
     "bytes_per_version": "bytes per\nversion",
     "state_mb": "state\nMB",
@@ -48,37 +54,56 @@ def print_table(name: str, results: Sequence[dict[str, Any]]) -> None:
         rate, threads = result["rows_per_s"], result["threads"]
         cells = [result["system"], str(threads), _short(rate / 1e6), _short(rate / threads / 1e6)]
         table.add_row(*cells, *(_short(result[key]) if key in result else "" for key in columns))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # Nobody's window: a table that is cut says nothing.
-        console = Console(highlight=False, width=WIDE)
+    console = wide_console()
     console.print(table)
+    print_notes(console, results)
+
+
+def wide_console() -> Console:
+    """As wide as the window; without one, wide enough: a table that is cut says nothing."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+
+
+def print_notes(console: Console, results: Sequence[dict[str, Any]]) -> None:
     for result in results:
         if "note" in result:
             console.print(f"{result['system']}: {result['note']}", soft_wrap=True, markup=False)
 
 
 def plot(path_base: Path, name: str, results: Sequence[dict[str, Any]]) -> list[Path]:
-    """Rows per second of each system as bars, in `path_base`.png and .svg; nothing without matplotlib."""
+    """Rows per second of each system as bars; nothing without matplotlib."""
+    return plot_bars(path_base, name, results, "rows_per_s", "rows per second")
+
+
+def plot_bars(
+    path_base: Path, name: str, results: Sequence[dict[str, Any]], rate: str, label: str
+) -> list[Path]:
+    """A rate of each system as bars, in `path_base`.png and .svg; nothing without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return []
     systems = [result["system"] for result in results]
-    rates = [result["rows_per_s"] for result in results]
+    rates = [result[rate] for result in results]
     figure = Figure(figsize=(8, 0.5 * len(systems) + 1.2), layout="constrained")
     axes = figure.subplots()
     bars = axes.barh(
         systems, rates, color=["#2a6f97" if "millpond" in name else "#9aa5ac" for name in systems]
     )
-    axes.bar_label(bars, labels=[f"{rate:,.0f}" for rate in rates], padding=4)
+    axes.bar_label(bars, labels=[f"{number:,.0f}" for number in rates], padding=4)
     axes.invert_yaxis()
     # Systems differ by factors of a hundred and more.
     axes.set_xscale("log")
     axes.set_xlim(min(rates) / 3, max(rates) * 6)
-    axes.set_xlabel("rows per second")
+    axes.set_xlabel(label)
     axes.set_title(f"millpond bench {name}", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
+    return save_figure(figure, path_base)
+
+
+def save_figure(figure: Figure, path_base: Path) -> list[Path]:
+    """As `path_base`.png and .svg."""
     files = [path_base.with_name(f"{path_base.name}.{kind}") for kind in ("png", "svg")]
     for file in files:
         figure.savefig(file, dpi=150)

@@ -10,7 +10,8 @@ for nothing.
 - serial: one thread executes, in time order.
 - lal, lwm, pat, no-lock: see `transactions_schemes`; as many executors as threads.
 
-The outcome of each, but of no-lock, is compared with that of serial. Then `transactions_spark`: the same through Spark.
+The outcome of each, but of no-lock, is compared with that of serial. Then `transactions_cores`: which share of an epoch is
+serial, by plan; and `transactions_spark`: the same through Spark.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
 from rich.table import Table
 
 from millpond.apps import bidding, grep_sum, ledger, tolls
+from millpond.bench import transactions_cores, transactions_spark
 from millpond.bench import transactions_schemes as schemes
-from millpond.bench import transactions_spark
-from millpond.bench.report import WIDE
+from millpond.bench.report import save_figure, wide_console
 from millpond.stores.tables import TableStore
 from millpond.txn import TransactionSet
 from millpond.txn.run import plans
@@ -108,7 +108,7 @@ def run_once(
             execute()
         else:
             times.append(time.perf_counter())
-            timing.plan = plans.run(work, "serial" if system == "serial" else None).plan
+            timing.plan = plans.run(work, system if system in plans.PLANS else None).plan
         times.append(time.perf_counter())
         outputs.append(run.outputs())
         times.append(time.perf_counter())
@@ -153,6 +153,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     """The results of all applications by all systems."""
     count, rounds = (EVENTS_QUICK, ROUNDS_QUICK) if quick else (EVENTS, ROUNDS)
     results: list[dict[str, Any]] = []
+    by_cores: list[dict[str, Any]] = []
     for name, app in APPS.items():
         progress(f"{name}: {count:,} events")
         given = case(app, count)
@@ -178,12 +179,15 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[dict[str, Any]]:
             if timing.plan:
                 result["plan"] = timing.plan
             results.append(result)
-    return results + transactions_spark.run_spark(quick, progress)
+        if THREADS > 1:
+            turns = transactions_cores.ROUNDS_QUICK if quick else transactions_cores.ROUNDS
+            by_cores += transactions_cores.run_cores(name, given, run_once, turns, progress)
+    return results + by_cores + transactions_spark.run_spark(quick, progress)
 
 
 def print_table(name: str, results: list[dict[str, Any]]) -> None:
     """A line for each application and system."""
-    results, through_spark = _apart(results)
+    results, by_cores, through_spark = _apart(results)
     table = Table(title=f"millpond bench {name}", title_justify="left")
     for heading in ("app", "system"):
         table.add_column(heading, no_wrap=True)
@@ -203,13 +207,14 @@ def print_table(name: str, results: list[dict[str, Any]]) -> None:
         numbers = [rates[0], *ratios[:2], rates[1], *ratios[2:]]
         cells = [f"{number:.2f}" for number in numbers]
         table.add_row(result["app"], result["system"], *cells, result.get("plan", ""))
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=WIDE)
+    console = wide_console()
     console.print(table)
     console.print(
         "from Arrow events to Arrow outputs, the same code for all but the execution; each but no-lock gave what serial gives",
         soft_wrap=True,
     )
+    if by_cores:
+        transactions_cores.print_table(name, by_cores, console)
     if through_spark:
         transactions_spark.print_table(name, through_spark)
 
@@ -220,7 +225,7 @@ def plot(path_base: Path, name: str, results: list[dict[str, Any]]) -> list[Path
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    results, through_spark = _apart(results)
+    results, by_cores, through_spark = _apart(results)
     apps = list(dict.fromkeys(result["app"] for result in results))
     systems = list(dict.fromkeys(result["system"] for result in results))
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -238,18 +243,19 @@ def plot(path_base: Path, name: str, results: list[dict[str, Any]]) -> list[Path
         axes.spines[["top", "right"]].set_visible(False)
     panels[1].legend(frameon=False)
     figure.suptitle(f"millpond bench {name}")
-    files = [path_base.with_name(f"{path_base.name}.{kind}") for kind in ("png", "svg")]
-    for file in files:
-        figure.savefig(file, dpi=150)
+    files = save_figure(figure, path_base)
+    if by_cores:
+        files += transactions_cores.plot(path_base.with_name(f"{path_base.name}-cores"), name, by_cores)
     if through_spark:
         files += transactions_spark.plot(path_base.with_name(f"{path_base.name}-spark"), name, through_spark)
     return files
 
 
-def _apart(results: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Those without Spark, and those through it."""
+def _apart(results: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], ...]:
+    """Those of systems without Spark, those of plans by cores, and those through Spark."""
     return (
-        [result for result in results if "through" not in result],
+        [result for result in results if "through" not in result and "serial_share" not in result],
+        [result for result in results if "serial_share" in result],
         [result for result in results if "through" in result],
     )
 

@@ -419,7 +419,7 @@ def _redirected(run: EpochRun, source: str) -> str:
 
 def _pat(_run: EpochRun, work: CompiledEpoch, executors: int) -> Callable[[], None]:
     sets = _sets(work)
-    keys = [store.index.stored_keys().longs[: len(store.index)] for store in work.stores]
+    keys = [store.index.keys[:, 0] for store in work.stores]
     partition_of = np.concatenate(keys) % PARTITIONS
     begins = np.empty(work.events + 1, np.int64)
     partitions, numbers = np.empty(len(sets.rows), np.int64), np.empty(len(sets.rows), np.int64)

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from millpond.bench import transactions
-from millpond.bench.report import WIDE
+from millpond.bench.report import save_figure, wide_console
 from millpond.bench.transactions import APPS, COLOURS, THREADS, case, run_once
 
 EVENTS, EVENTS_QUICK = 200_000, 20_000
@@ -80,8 +79,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[dict[str, Any]]:
 
 def print_table(name: str, results: list[dict[str, Any]]) -> None:
     """A table for each study: a line for each value and number of threads, a column for each system."""
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=WIDE)
+    console = wide_console()
     console.print(f"millpond bench {name}: million events per second, in brackets the execution alone")
     for (app, parameter), found in _studies(results).items():
         table = Table(title=f"{app}: {parameter}", title_justify="left")
@@ -131,10 +129,7 @@ def plot(path_base: Path, name: str, results: list[dict[str, Any]]) -> list[Path
         axes.set_visible(False)
     panels[0].legend(frameon=False, fontsize="x-small", title="system, threads", title_fontsize="x-small")
     figure.suptitle(f"millpond bench {name}")
-    files = [path_base.with_name(f"{path_base.name}.{kind}") for kind in ("png", "svg")]
-    for file in files:
-        figure.savefig(file, dpi=150)
-    return files
+    return save_figure(figure, path_base)
 
 
 def _studies(results: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:

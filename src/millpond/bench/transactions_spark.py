@@ -1,12 +1,15 @@
 """Transactions through Spark: a pond beside Redis, PostgreSQL, SQLite, and asking nobody.
 
-The same events for all, in Parquet files of one batch each, which every system takes as a `foreachBatch` does: the batch
-through the system into Spark's noop sink, all columns of the events with their outcomes. The rows of a batch lie in
-turns in as many files as there are cores, as in the partitions of a log. What a system gets fewer of, its result says.
+The same events for all, in Parquet files, through the system into Spark's noop sink, all columns of the events with their
+outcomes. The rows of a batch lie in turns in as many files as there are cores, as in the partitions of a log. What a
+system gets fewer of, its result says.
 
-- spark-identity: a function that adds a column and asks nobody, as fast as Spark moves events through Python.
-- millpond: `pond.transactions(...).to(sink)`, durable before the sink gets the outcomes.
-- redis, postgresql, postgresql-1000, sqlite: see `transactions_peers`; each within `mapInArrow`.
+- spark-identity: a stream by `readStream` through `foreachBatch`, with a checkpoint, whose function adds a column and asks
+  nobody, as fast as Spark moves events through Python.
+- millpond: the same stream through `pond.transactions(...).to(sink)`, durable before the sink gets the outcomes. The two
+  take turns, some micro-batches each. What counts is Spark's own `triggerExecution`, the median of all micro-batches.
+- redis, postgresql, postgresql-1000, sqlite: see `transactions_peers`; each within `mapInArrow` over static frames, so that
+  nothing of a stream's own cost is theirs; the best of three batches.
 
 Millpond's outcomes of the first batch and its tables after the last are compared with serial execution in time order; so
 are those of the peers, on the events that they get before those that are timed.
@@ -16,26 +19,28 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.table import Table
 
 import millpond as mp
 from millpond.apps import bidding, ledger
 from millpond.apps.spark_session import spark_session
 from millpond.bench import transactions_peers as peers
-from millpond.bench.adcamp import cpu_seconds, timed
+from millpond.bench.adcamp import timed
 from millpond.bench.adcamp_peers import find_redis, redis_server
-from millpond.bench.report import WIDE
+from millpond.bench.cpu import cpu_seconds
+from millpond.bench.frames import AddColumn, ddl_of, noop
+from millpond.bench.report import save_figure, wide_console
 from millpond.stores.tables import TableStore
 from millpond.txn import TransactionSet
 
@@ -46,6 +51,7 @@ APPS: dict[str, ModuleType] = {"ledger": ledger, "bidding": bidding}
 KEYS = 10_000
 WARM_UPS = 3  # Spark compiles its own code over the first runs
 ROUNDS = 3
+STREAM_ROUNDS = (WARM_UPS, 3, 3, 3)  # micro-batches of each system; the first do not count
 FILES = os.cpu_count() or 1
 
 
@@ -62,14 +68,6 @@ class Work(NamedTuple):
 
 FULL = Work()
 QUICK = Work(batch=100_000, redis=20_000, postgres=2_000, postgres_1000=10_000, sqlite=30_000, checked=2_000)
-
-
-class Identity:
-    """For `mapInArrow`: adds a column, and asks nobody."""
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield batch.append_column("seen", batch["ts"])
 
 
 def run_spark(quick: bool, progress: Callable[[str], None], work: Work | None = None) -> list[dict[str, Any]]:
@@ -118,40 +116,84 @@ class _Bench:
         self._facts: dict[str, dict[str, Any]] = {}
 
     def whole(self, pond: mp.Pond) -> None:
-        """The two systems that take all events, in turns."""
-        events = self._app.events(self._work.batch * (WARM_UPS + ROUNDS), keys=KEYS)
+        """The two systems that take all events, as streams, in turns."""
+        events = self._app.events(self._work.batch * sum(STREAM_ROUNDS), keys=KEYS)
         batches = self._batches("whole", events, self._work.batch)
         del events
         for name, spec in self._app.TABLES.items():
             pond.table(name, spec.key, spec.value, spec.default, group=self._name)
         transactions = pond.transactions(self._name, list(self._app.TABLES), self._app.KINDS, kind="kind")
         answered: list[pa.Table] = []
-        collect = transactions.to(lambda frame, epoch: answered.append(frame.toArrow()))
-        consume = transactions.to(lambda frame, epoch: _consume(frame))
-        for turn, batch in enumerate(batches):
-            warming = turn < WARM_UPS
-            self._progress("  warming up" if warming else f"  round {turn - WARM_UPS + 1} of {ROUNDS}")
-            frame = self._frame(batch)
-            seen = frame.mapInArrow(Identity(), f"{_ddl(frame)}, seen long")
-            self._time("spark-identity", self._work.batch, partial(_consume, seen), counts=not warming)
-            run = consume if turn else collect
-            self._time("millpond", self._work.batch, partial(run, frame, turn), counts=not warming)
+
+        def sink(frame: DataFrame, epoch: int) -> None:
+            if epoch:
+                noop(frame)
+            else:
+                answered.append(frame.toArrow())
+
+        def identity(frame: DataFrame, epoch: int) -> None:
+            noop(frame.mapInArrow(AddColumn("seen", "ts"), f"{ddl_of(frame)}, seen long"))
+
+        streams = [("spark-identity", identity), ("millpond", transactions.to(sink))]
+        ms: dict[str, list[int]] = {system: [] for system, _ in streams}
+        cpu_s: dict[str, float] = dict.fromkeys(ms, 0.0)
+        first = 0
+        for number, count in enumerate(STREAM_ROUNDS):
+            self._progress(f"  round {number} of {len(STREAM_ROUNDS) - 1}" if number else "  warming up")
+            for system, function in streams if number % 2 else streams[::-1]:
+                before_s = cpu_seconds()
+                durations = self._stream(system, batches[first : first + count], function)
+                if number:
+                    ms[system] += durations
+                    cpu_s[system] += cpu_seconds() - before_s
+            first += count
+        for system, durations in ms.items():
+            self._rates[system] = self._work.batch / float(np.median(durations)) * 1e3
+            if cpu_s[system] > 0:
+                self._cpu_rates[system] = self._work.batch * len(durations) / cpu_s[system]
         self._progress("  comparing with serial execution")
         stores = self._program.stores()
         for turn, batch in enumerate(batches):
             wanted = self._serial(_in_time_order(batch), stores)
             if turn == 0:
-                found = answered[0].sort_by("ts").select(wanted.column_names)
-                _compare("the outcomes of millpond", found, wanted)
+                outcomes = answered[0].sort_by("ts").select(wanted.column_names)
+                _compare("the outcomes of millpond", outcomes, wanted)
         for name, store in stores.items():
             wanted = store.snapshot()
-            found = pond.table(name).snapshot().rename_columns(wanted.column_names)
-            _compare(f"millpond's table {name!r}", found, wanted)
+            rows = pond.table(name).snapshot().rename_columns(wanted.column_names)
+            _compare(f"millpond's table {name!r}", rows, wanted)
         count = self._work.batch * len(batches)
-        self._facts["spark-identity"] = {"note": "the same query, asking nobody"}
+        self._facts["spark-identity"] = {"note": "the same stream, asking nobody"}
         self._facts["millpond"] = {
             "note": f"durable; tables equal to those of serial execution after {count:,} events"
         }
+
+    def _stream(
+        self, system: str, batches: Sequence[Path], function: Callable[[DataFrame, int], Any]
+    ) -> list[int]:
+        """One micro-batch for each batch, from where the stream stopped; how many milliseconds each took."""
+        source = self._folder / f"source-{system}"
+        source.mkdir(exist_ok=True)
+        for batch in batches:
+            for file in sorted(batch.iterdir()):
+                stamp = 1 + int(batch.name) + int(file.stem)  # the source takes the oldest first
+                os.utime(file, (stamp, stamp))
+                os.link(file, source / f"{batch.name}-{file.name}")
+        query = (
+            self._spark.readStream.schema(self._frame(batches[0]).schema)
+            .option("maxFilesPerTrigger", FILES)
+            .parquet(str(source))
+            .writeStream.foreachBatch(function)
+            .option("checkpointLocation", str(self._folder / f"checkpoint-{system}"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        durations = [epoch["durationMs"] for epoch in query.recentProgress]
+        ms = [each["triggerExecution"] for each in durations if "addBatch" in each]
+        if len(ms) != len(batches):
+            raise RuntimeError(f"{len(ms)} micro-batches of {system} where there were {len(batches)}")
+        return ms
 
     def sqlite(self) -> None:
         task = peers.SqliteTask(self._name, KEYS)
@@ -232,8 +274,8 @@ class _Bench:
             frame = self._frame(batch)
             if tasks == 1:
                 frame = frame.coalesce(1)
-            ran = frame.mapInArrow(task, f"{_ddl(frame)}, committed boolean, reason string{results}")
-            self._time(system, count, partial(_consume, ran), counts=turn > 0)
+            ran = frame.mapInArrow(task, f"{ddl_of(frame)}, committed boolean, reason string{results}")
+            self._time(system, count, partial(noop, ran), counts=turn > 0)
         self._facts[system] = {
             "events": count,
             "note": f"{note}; {checked:,} outcomes equal to those of serial execution",
@@ -281,26 +323,14 @@ class _Bench:
         return outcome.outputs.drop_columns(["event"])
 
     def _time(self, system: str, events: int, work: Callable[[], object], counts: bool) -> None:
-        cpu = cpu_seconds()
         seconds = timed(work)
-        used = cpu_seconds() - cpu
         if counts:
             self._rates[system] = max(self._rates.get(system, 0.0), events / seconds)
-            if used > 0:
-                self._cpu_rates[system] = max(self._cpu_rates.get(system, 0.0), events / used)
 
 
 def _only(task: peers.Peer, batch: pa.RecordBatch) -> pa.RecordBatch:
     (answer,) = task(iter([batch]))
     return answer
-
-
-def _consume(frame: DataFrame) -> None:
-    frame.write.format("noop").mode("overwrite").save()
-
-
-def _ddl(frame: DataFrame) -> str:
-    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
 
 
 def _in_time_order(batch: Path) -> pa.Table:
@@ -333,9 +363,7 @@ def print_table(name: str, results: list[dict[str, Any]]) -> None:
         rate = result["events_per_s"]
         cells = [f"{rate:,.0f}", f"{result['of_identity']:.3f}", f"{ours[result['app']] / rate:,.2f}"]
         table.add_row(result["app"], result["system"], *cells, result["note"])
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=WIDE)
-    console.print(table)
+    wide_console().print(table)
 
 
 def plot(path_base: Path, name: str, results: list[dict[str, Any]]) -> list[Path]:
@@ -359,7 +387,4 @@ def plot(path_base: Path, name: str, results: list[dict[str, Any]]) -> list[Path
         axes.set_title(app, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"millpond bench {name}")
-    files = [path_base.with_name(f"{path_base.name}.{kind}") for kind in ("png", "svg")]
-    for file in files:
-        figure.savefig(file, dpi=150)
-    return files
+    return save_figure(figure, path_base)

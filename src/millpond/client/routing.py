@@ -12,7 +12,7 @@ import pyarrow as pa
 from millpond.kernels.hashing import slices_of
 from millpond.kernels.partition import inverse, slice_places
 from millpond.stores.keys import Keys
-from millpond.stores.rows import restore
+from millpond.stores.rows import is_plain_long, restore, spread_long
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.house import Placement
 
@@ -25,11 +25,15 @@ class Route(NamedTuple):
 
 
 class ContainerRows(NamedTuple):
-    """The rows for one container, and their positions in slice order."""
+    """The rows for one container, and the stretches that they are in slice order."""
 
     container: int
     rows: SlicedBatch
-    positions: npt.NDArray[np.int64]
+    runs: list[tuple[int, int]]
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([np.arange(start, stop) for start, stop in self.runs])
 
 
 def route(keys: Keys, slices: int) -> Route:
@@ -38,8 +42,12 @@ def route(keys: Keys, slices: int) -> Route:
 
 def arrange(columns: Sequence[pa.Array], places: npt.NDArray[np.int64]) -> list[pa.Array]:
     """The columns in slice order."""
-    order = pa.array(inverse(places)) if columns else None
-    return [column.take(order) for column in columns]
+    longs = [is_plain_long(column) for column in columns]
+    order = None if all(longs) else pa.array(inverse(places))
+    return [
+        spread_long(column, places) if plain else column.take(order)
+        for column, plain in zip(columns, longs, strict=True)
+    ]
 
 
 def split(
@@ -56,8 +64,7 @@ def split(
         runs = _runs(mine, route.starts)
         parts = [batch.slice(start, stop - start) for start, stop in runs]
         rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
-        positions = np.concatenate([np.arange(start, stop) for start, stop in runs])
-        portions.append(ContainerRows(container, SlicedBatch(rows, own_counts), positions))
+        portions.append(ContainerRows(container, SlicedBatch(rows, own_counts), runs))
     return portions
 
 
@@ -72,9 +79,10 @@ def in_order_asked(
     portions: Sequence[ContainerRows], answers: Sequence[pa.RecordBatch], places: npt.NDArray[np.int64]
 ) -> list[pa.Array]:
     """The answers of all portions, column by column, in the order that the rows had before they were routed."""
-    positions = np.concatenate([portion.positions for portion in portions])
-    if len(portions) > 1 and not np.array_equal(positions, np.arange(len(positions))):
-        places = inverse(positions)[places]
+    if len(portions) > 1:
+        positions = np.concatenate([portion.positions for portion in portions])
+        if not np.array_equal(positions, np.arange(len(positions))):
+            places = inverse(positions)[places]
     return [restore(parts, places) for parts in zip(*(answer.columns for answer in answers), strict=True)]
 
 

@@ -5,7 +5,7 @@ A rule is a small frozen value. Those of Millpond travel by name, a user's own a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -18,8 +18,11 @@ from millpond.times import TimeKind, parse_duration
 UpdateName = Literal["put", "add", "edges", "custom"]
 CompactName = Literal["keep_latest", "keep_all", "ttl", "net_edges", "custom"]
 FetchName = Literal[
-    "latest", "as_of", "values", "count", "total", "smallest", "largest", "neighbours", "custom"
+    "latest", "as_of", "values", "count", "total", "smallest", "largest", "neighbours", "changes", "custom"
 ]
+"""What is asked of a slice. `changes`, of which walks are made, is for Millpond itself."""
+HOPS_MAX = 5
+PATHS_MAX = 1_000_000
 RETURNS = {int: "long", float: "double", bool: "boolean", str: "string"}
 
 
@@ -48,12 +51,22 @@ class CompactRule(msgspec.Struct, frozen=True):
     span_kind: Literal["", "timestamp", "long"] = ""
 
 
-class FetchRule(msgspec.Struct, frozen=True):
-    """`returns` is the type that a user's own rule gives, as DDL."""
+class Walk(msgspec.Struct, frozen=True):
+    """Paths to the vertex in the column `to`: for each number of hops how far back its edges may be; 0 for ever."""
 
-    name: FetchName
+    to: str
+    spans: dict[int, int]
+    span_kind: Literal["", "timestamp", "long"]
+    limit: int
+
+
+class FetchRule(msgspec.Struct, frozen=True):
+    """`returns` is the type that a user's own rule gives, as DDL. `paths` comes with its walk, and asks for changes."""
+
+    name: FetchName | Literal["paths"]
     code: Code | None = None
     returns: str = ""
+    walk: Walk | None = None
 
 
 # Updates
@@ -172,6 +185,68 @@ def largest() -> FetchRule:
 def neighbours() -> FetchRule:
     """For `edges`: the neighbours whose last update in the range adds them, oldest first, as an array."""
     return FetchRule("neighbours")
+
+
+def paths(
+    *,
+    to: str,
+    hops: int | Sequence[int] | Mapping[int, str | int | timedelta],
+    limit: int = 1_000,
+) -> FetchRule:
+    """For `edges`: the paths from the vertex that is asked about to the one in the column `to`, as an array of arrays.
+
+    `hops` says how many edges a path has, from 1 to 5: a number, several, or for each how old its edges may be at the time
+    that is asked for ("48 hours", or an integer for logical time). A path visits no vertex twice. Of a row's paths at most
+    `limit` are taken: those of the fewest hops, then those of the oldest edges, from the first edge on.
+
+    The State holds each edge at both its ends: its key is a vertex and a boolean, true where the edges lead to the
+    neighbour and false where they come from it.
+    """
+    if not isinstance(to, str):
+        raise BadRule(
+            f"to={to!r} is not the name of a column",
+            hint='for example mp.paths(to="src", hops=2)',
+            rule="paths",
+        )
+    whole = isinstance(limit, int) and not isinstance(limit, bool)
+    if not whole or not 1 <= limit <= PATHS_MAX:
+        raise BadRule(
+            f"limit={limit!r} is no number of paths", hint=f"give one from 1 to {PATHS_MAX:,}", rule="paths"
+        )
+    spans = _spans_of(hops)
+    kinds = {isinstance(span, (str, timedelta)) for span in spans.values() if span is not None}
+    if len(kinds) > 1:
+        raise BadRule(
+            f"hops={hops!r} has both durations and integers",
+            hint="durations go with timestamps, integers with logical time",
+            rule="paths",
+        )
+    kind: Literal["", "timestamp", "long"] = "" if not kinds else "timestamp" if kinds.pop() else "long"
+    amounts = {n: 0 if span is None else parse_duration(span) for n, span in sorted(spans.items())}
+    if any(amounts[n] == 0 and span is not None for n, span in spans.items()):
+        raise BadRule(
+            f"hops={hops!r}: within a span of zero there are no edges",
+            hint='for example hops={2: "48 hours"}; hops=2 for edges of any age',
+            rule="paths",
+        )
+    return FetchRule("paths", walk=Walk(to, amounts, kind, limit))
+
+
+def _spans_of(hops: Any) -> dict[int, Any]:
+    if isinstance(hops, Mapping):
+        spans = dict(hops)
+    elif isinstance(hops, Sequence) and not isinstance(hops, str):
+        spans = dict.fromkeys(hops)
+    else:
+        spans = {hops: None}
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in spans)
+    if not spans or not whole or not all(1 <= n <= HOPS_MAX for n in spans):
+        raise BadRule(
+            f"hops={hops!r} does not say how many edges a path has",
+            hint=f'from 1 to {HOPS_MAX}, for example hops=3, hops=[2, 3] or hops={{2: "48 hours"}}',
+            rule="paths",
+        )
+    return spans
 
 
 def fetch_rule(given: FetchRule | Callable[..., Any]) -> FetchRule:

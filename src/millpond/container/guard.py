@@ -6,11 +6,13 @@ import ctypes
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from millpond.container.holdings.base import Watched
 from millpond.errors import CodeTookTooLong, Interrupted, OutOfMemory, RuleFailed, Unavailable
 
 # What a process that ended itself returns, and how its last line begins.
@@ -19,6 +21,8 @@ DOOMED = "millpond: "
 # How long interrupted code may take to end, and what a doomed process is given to answer.
 GRACE_S = 2.0
 LINGER_S = 1.0
+# How often work with limits of its own is looked at.
+LOOK_S = 0.02
 IDLE_THREADS_MAX = 8
 # Of the machine's memory, for a container of a pond that sets no limit: with more, the machine would choose whom to kill.
 MEMORY_SHARE = 0.75
@@ -54,8 +58,10 @@ class Guard:
         self._linger_s = linger_s
         self._idle: list[SimpleQueue[_Task[Any]]] = []
 
-    def run(self, what: str, work: Callable[[], _T]) -> _T:
+    def run(self, what: str, work: Callable[[], _T], watched: Watched | None = None) -> _T:
         """What `work` gives or raises. `what` names it in errors, as in "transactions 'ledger'".
+
+        Work that is `watched` may have less time, and a share of the memory; its errors say what it was at.
 
         After `CodeTookTooLong` and `OutOfMemory` the work has ended anywhere inside, or never will: the caller takes
         back what it may have changed. Work inside guarded work is part of it. Not for work that waits for other work.
@@ -68,15 +74,46 @@ class Guard:
             )
         task = _Task(work)
         self._hand_over(task, what)
-        if not task.ended.wait(min(self.seconds, threading.TIMEOUT_MAX)):
-            self._interrupt(task, what)
-            raise CodeTookTooLong(
-                f"{what} ran longer than {self.seconds:g} s",
-                hint="mend what never ends, send smaller batches, or open the pond with a larger code_seconds=",
-                what=what,
-                seconds=self.seconds,
-            )
-        return task.outcome(what)
+        over = self._await(task, what, watched)
+        if over is not None:
+            self._interrupt(task, over.message)
+            raise over
+        return task.outcome(what, watched)
+
+    def _await(
+        self, task: _Task[Any], what: str, watched: Watched | None
+    ) -> CodeTookTooLong | OutOfMemory | None:
+        """Returns when the task has ended; or what it has too much of."""
+        deadline = time.monotonic() + self.seconds
+        is_limited = watched is not None and (
+            watched.seconds_max is not None or watched.memory_max is not None
+        )
+        while True:
+            left = max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
+            if task.ended.wait(min(left, LOOK_S) if is_limited else left):
+                return None
+            if time.monotonic() >= deadline:
+                return CodeTookTooLong(
+                    f"{what} ran longer than {self.seconds:g} s{_at(watched)}",
+                    hint="mend what never ends, send smaller batches, or open the pond with a larger code_seconds=",
+                    what=what,
+                    seconds=self.seconds,
+                )
+            if watched is None:
+                continue
+            if watched.seconds_max is not None and watched.spent_s > watched.seconds_max:
+                return CodeTookTooLong(
+                    f"{what} ran longer than its limit of {watched.seconds_max:g} s{_at(watched)}",
+                    hint="mend what takes so long, send smaller batches, or give the operator a larger limit=",
+                    what=what,
+                    seconds=watched.seconds_max,
+                )
+            if watched.memory_max is not None and watched.grown_bytes > watched.memory_max:
+                return OutOfMemory(
+                    f"{what} took more than its {watched.memory_max:,} bytes of memory{_at(watched)}",
+                    hint="let the code hold less at once, send smaller batches, or give the operator a larger memory=",
+                    what=what,
+                )
 
     def _hand_over(self, task: _Task[Any], what: str) -> None:
         """Gives the task to an idle thread, or to a new one."""
@@ -102,13 +139,10 @@ class Guard:
                 return
             del task
 
-    def _interrupt(self, task: _Task[Any], what: str) -> None:
-        """Returns when the task has ended, or the process is doomed."""
-        # Once: a second one might hit what takes back the work of the first.
-        task.interrupt()
-        if task.ended.wait(self._grace_s):
+    def doom(self, why: str) -> None:
+        """The process ends soon, when the error has been sent."""
+        if self.doomed:
             return
-        why = f"{what} ran longer than {self.seconds:g} s and could not be interrupted"
         self.doomed = why
         ending = threading.Timer(self._linger_s, self._end, [why])
         ending.daemon = True
@@ -116,6 +150,14 @@ class Guard:
             ending.start()
         except RuntimeError:
             self._end(why)
+
+    def _interrupt(self, task: _Task[Any], what: str) -> None:
+        """Returns when the task has ended, or the process is doomed."""
+        # Once: a second one might hit what takes back the work of the first.
+        task.interrupt()
+        if task.ended.wait(self._grace_s):
+            return
+        self.doom(f"{what}, and could not be interrupted")
 
 
 class _Task(Generic[_T]):
@@ -134,17 +176,17 @@ class _Task(Generic[_T]):
             self._value = self.take_part(self._work)
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             self._error = error
-        if isinstance(self._error, MemoryError | SystemError):
+        if isinstance(self._error, MemoryError | SystemError) and not isinstance(self._error, OutOfMemory):
             # Without its traceback, whose frames hold what filled the memory. A SystemError comes where Python had not
             # even enough to say so.
             self._error = MemoryError()
 
-    def outcome(self, what: str) -> _T:
+    def outcome(self, what: str, watched: Watched | None = None) -> _T:
         error, self._error = self._error, None
         if error is None:
             return self._value
-        if isinstance(error, MemoryError):
-            raise _out_of_memory(what)
+        if isinstance(error, MemoryError) and not isinstance(error, OutOfMemory):
+            raise _out_of_memory(what, _at(watched))
         if isinstance(error, RecursionError):
             raise RuleFailed(
                 f"{what} called itself too deeply", hint="let the code use a loop, or less depth", rule=what
@@ -194,9 +236,15 @@ def _raise_in(thread: int, error: Any) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
 
-def _out_of_memory(what: str) -> OutOfMemory:
+def _at(watched: Watched | None) -> str:
+    """What it is at, to be said at the end of an error."""
+    where = "" if watched is None else watched.where()
+    return f", {where}" if where else ""
+
+
+def _out_of_memory(what: str, where: str = "") -> OutOfMemory:
     return OutOfMemory(
-        f"{what} ran out of memory",
+        f"{what} ran out of memory{where}",
         hint="let the code hold less at once, send smaller batches, or open the pond with a larger memory=",
         what=what,
     )

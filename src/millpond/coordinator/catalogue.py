@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from millpond.container.holdings import kind_of
 from millpond.coordinator.records import FetcherRecord, PondRecord, ResidentRecord, UpdaterRecord
 from millpond.errors import SchemaMismatch, UnknownResident, UnknownUpdater, UpdaterFinished, unknown_table
+from millpond.times import Progress
 from millpond.wire.house import Forget, Register
 from millpond.wire.specs import Spec
 
@@ -49,8 +50,14 @@ def register(pond: PondRecord, message: Register) -> PondRecord:
     """An updater begins where U stands, so that what is final stays final; a fetcher where F stands."""
     resident = resident_of(pond, message.resident)
     if message.role == "updater":
-        if message.name in resident.updaters:
-            return pond
+        known = resident.updaters.get(message.name)
+        if known is not None:
+            if known.idle_s == message.idle_s:
+                return pond
+            known = replace(known, idle_s=message.idle_s)
+            if message.idle_s is None:
+                known = awake(known, resident.update_progress)
+            return with_updater(pond, resident, message.name, known)
         if resident.update_progress == math.inf:
             raise UpdaterFinished(
                 f"every updater of {message.resident!r} has finished: all its values are final",
@@ -58,7 +65,8 @@ def register(pond: PondRecord, message: Register) -> PondRecord:
                 resident=message.resident,
                 name=message.name,
             )
-        return with_updater(pond, resident, message.name, UpdaterRecord(resident.update_progress))
+        updater = UpdaterRecord(resident.update_progress, idle_s=message.idle_s)
+        return with_updater(pond, resident, message.name, updater)
     if message.name in resident.fetchers:
         return pond
     return with_fetcher(pond, resident, message.name, FetcherRecord(resident.fetch_progress))
@@ -144,13 +152,37 @@ def with_fetcher(pond: PondRecord, resident: ResidentRecord, name: str, fetcher:
 
 def _settled(resident: ResidentRecord) -> ResidentRecord:
     """U and F as updaters and fetchers have them. Neither falls, and with nobody left they stay."""
-    lowest_update = min((known.watermark for known in resident.updaters.values()), default=-math.inf)
     lowest_fetch = min((known.progress for known in resident.fetchers.values()), default=-math.inf)
     return replace(
         resident,
-        update_progress=max(resident.update_progress, lowest_update),
+        update_progress=max(resident.update_progress, settled_update(resident.updaters, {})),
         fetch_progress=max(resident.fetch_progress, lowest_fetch),
     )
+
+
+def settled_update(updaters: dict[str, UpdaterRecord], held_back: dict[str, Progress]) -> Progress:
+    """U as updaters have it: the lowest watermark of those that count; where all that have not finished are left out, the
+    highest there was.
+
+    `held_back` are watermarks that count instead of the updaters' own, whether they are idle or not.
+    """
+    marks = {name: held_back.get(name, known.watermark) for name, known in updaters.items()}
+    unfinished = [name for name, mark in marks.items() if mark < math.inf]
+    if not unfinished:
+        return min(marks.values(), default=-math.inf)
+    counted = [marks[name] for name in unfinished if name in held_back or not updaters[name].idle]
+    if counted:
+        return min(counted)
+    return max(
+        known.finished_at if marks[name] == math.inf else marks[name] for name, known in updaters.items()
+    )
+
+
+def awake(updater: UpdaterRecord, update_progress: Progress) -> UpdaterRecord:
+    """The updater as one that counts. What is final stays final: it begins where U stands, if that is above its own."""
+    if not updater.idle:
+        return updater
+    return replace(updater, idle=False, watermark=max(updater.watermark, update_progress))
 
 
 def progressed(fetcher: FetcherRecord) -> FetcherRecord:

@@ -9,6 +9,8 @@ from typing import Any
 from millpond.coordinator import catalogue, epochs, updates
 from millpond.coordinator.deaths import Deaths
 from millpond.coordinator.epochs import EpochCommit
+from millpond.coordinator.idleness import Idleness
+from millpond.coordinator.latency import UpdateSteps
 from millpond.coordinator.membership import Membership
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.telling import Telling
@@ -16,7 +18,8 @@ from millpond.durable.crashpoints import reach
 from millpond.errors import CodeFailed, MillpondError, StageLost, Unavailable
 from millpond.runtime import Locks, Runtime
 from millpond.wire.base import Call, Term
-from millpond.wire.epochs import CommitEpoch, EpochCommitted, Prepare
+from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, Prepare
+from millpond.wire.house import Register
 from millpond.wire.questions import ResidentProgress
 
 
@@ -33,8 +36,10 @@ class Commits:
         self._locks: Locks[str] = Locks(runtime)
         # By resident, the epoch that is decided and not yet visible.
         self._unseen: dict[str, EpochCommit] = {}
+        self._idleness = Idleness()
         self._ballot = 0
         self._deaths = Deaths()
+        self.update_steps = UpdateSteps()
 
     @contextmanager
     def paused(self, residents: Iterable[str]) -> Iterator[None]:
@@ -44,6 +49,39 @@ class Commits:
                 stack.enter_context(self._locks[name])
                 self._make_visible(name)
             yield
+
+    def register(self, message: Register) -> None:
+        with self._memory.lock:
+            self._memory.change(lambda record: catalogue.register(record, message))
+            if message.role == "updater":
+                resident = self._memory.record.residents[message.resident]
+                self._idleness.heard(resident, message.name, self._runtime.now())
+
+    def begin(self, message: BeginEpoch) -> EpochPlan:
+        """How the rows of an epoch are to be treated. Its updater counts from now on, if it was left out."""
+        record = self._memory.record
+        plan = updates.begin_epoch(record, message)
+        if plan.replayed:
+            return plan
+        # First, so that it is not left out any more; one that was counts again in the journal, before any row is staged.
+        resident = record.residents[message.resident]
+        self._idleness.begun(resident, message.updater, message.query, self._runtime.now())
+        self._memory.change(lambda record: updates.awaken(record, message))
+        return updates.begin_epoch(self._memory.record, message)
+
+    def leave_out_silent(self) -> None:
+        """U goes on without updaters that have been silent for longer than they may be."""
+        self._idleness.keep_only(self._memory.record)
+        for name in list(self._memory.record.residents):
+            with self._memory.lock:
+                record = self._memory.record
+                if name not in record.residents:
+                    continue
+                silent = self._idleness.silent(record.residents[name], self._runtime.now())
+                if silent:
+                    self._memory.write(updates.leave_out(record, name, silent))
+            if silent:
+                self.tell_progress(name)
 
     def commit(self, message: CommitEpoch) -> EpochCommitted:
         catalogue.resident_of(self._memory.record, message.resident)
@@ -59,20 +97,33 @@ class Commits:
                 raise commit.error
             assert commit.committed is not None
             self.committed += 1
+            self._note_end(message)
             return commit.committed
 
     def progress(self, name: str) -> ResidentProgress:
         """Progress as it is published: an epoch that is not visible everywhere does not count."""
         with self._memory.lock:
             unseen = self._unseen.get(name)
+            resident = catalogue.resident_of(self._memory.record, name)
             return updates.progress(
-                catalogue.resident_of(self._memory.record, name),
+                resident,
                 unseen.held_back if unseen is not None else {},
+                self._idleness.silent_s(resident, self._runtime.now()),
             )
 
     def tell_progress(self, name: str) -> None:
         published = self.progress(name)
+        self.update_steps.note(name, published.update, self._runtime.now())
         self._telling.tell_progress(self._containers, name, published.fetch, published.update)
+
+    def _note_end(self, message: CommitEpoch) -> None:
+        with self._memory.lock:
+            resident = self._memory.record.residents.get(message.resident)
+            if resident is None:
+                return
+            if updates.has_rows(message):
+                self._idleness.heard(resident, message.updater, self._runtime.now())
+            self._idleness.ended(resident, message.updater, message.query)
 
     def _begin(self, message: CommitEpoch) -> EpochCommit:
         """The machine for an epoch: of the containers that own a slice of the resident, in the order of ballots."""

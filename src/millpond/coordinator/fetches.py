@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -18,8 +19,8 @@ from millpond.coordinator.records import (
 from millpond.coordinator.updates import check_first, query_ended
 from millpond.errors import EpochChanged, EpochOutOfOrder
 from millpond.times import Progress
-from millpond.wire.base import DRAINS_MAX
-from millpond.wire.questions import Answered, AskPending, Drain, Pending, Pin, Pinned
+from millpond.wire.base import DRAINS_MAX, Turn
+from millpond.wire.questions import Answered, AskPending, Drain, HoldsBack, Pending, Pin, Pinned
 
 
 def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[PondRecord, Pinned]:
@@ -63,6 +64,12 @@ def pin(pond: PondRecord, message: Pin, update_progress: Progress) -> tuple[Pond
     )
 
 
+def seen_before(pond: PondRecord, message: Pin, turn: Turn) -> Progress:
+    """U as that turn of the same fetcher and query saw it."""
+    asking = pond.residents[message.resident].fetchers[message.fetcher].queries[message.query]
+    return next((pin.update for pin in asking.pins if pin.turn == turn), -math.inf)
+
+
 def _with_queries_ended(fetcher: FetcherRecord) -> FetcherRecord:
     """The fetcher with all its queries ended. Rows of theirs that wait are not lost: they can be drained."""
     ended, left = dict(fetcher.ended), {}
@@ -79,9 +86,17 @@ def _with_queries_ended(fetcher: FetcherRecord) -> FetcherRecord:
 
 
 def _remembered(pins: tuple[PinRecord, ...]) -> tuple[PinRecord, ...]:
-    """The last two epochs and the drains after them: the last epoch may run again, and needs what was before it."""
+    """The last two epochs, and of the drains after each the last two.
+
+    The last epoch may run again, and needs what was before it; a drain that was interrupted needs what the last one left.
+    """
     epochs = [at for at, record in enumerate(pins) if record.turn.drain == 0]
-    return pins[epochs[-2] :] if len(epochs) > 1 else pins
+    pins = pins[epochs[-2] :] if len(epochs) > 1 else pins
+    return tuple(
+        record
+        for at, record in enumerate(pins)
+        if record.turn.drain == 0 or not (pins[at + 2 :] and pins[at + 2].turn.drain)
+    )
 
 
 def _check_next(pins: tuple[PinRecord, ...], message: Pin) -> None:
@@ -109,7 +124,7 @@ def _check_next(pins: tuple[PinRecord, ...], message: Pin) -> None:
     if last is None or message.turn not in (last.turn.next_epoch, last.turn.next_drain):
         raise EpochOutOfOrder(
             f"epoch {message.turn} of fetcher {message.fetcher!r} follows {last.turn if last else 'none'}",
-            hint="epochs are consecutive; call the operator on empty batches, too",
+            hint="epochs are consecutive: one that was refused keeps its number, an empty batch has one, too",
             epoch=message.turn.epoch,
             expected=last.turn.epoch + 1 if last else 0,
         )
@@ -120,18 +135,20 @@ def answered(pond: PondRecord, message: Answered) -> PondRecord:
     resident = resident_of(pond, message.resident)
     fetcher = _fetcher_of(resident, message.fetcher)
     asking = fetcher.queries.get(message.query, AskingRecord())
-    if not asking.pins or asking.pins[-1].turn != message.turn:
-        # A replay of a turn before the last: what it left waiting was taken up since.
-        return pond
-    last = asking.pins[-1]
-    before = last.waiting, last.lowest, last.digest
-    if last.answered and before != (message.waiting, message.lowest, message.digest):
+    known = next((pin for pin in asking.pins if pin.turn == message.turn), None)
+    if known is None:
+        return pond  # a replay of a turn that is not remembered
+    before = known.waiting, known.lowest, known.digest
+    if known.answered and before != (message.waiting, message.lowest, message.digest):
         # It saw what it saw the first time, so the rows are others; those that wait would be lost.
         raise EpochChanged(
             f"epoch {message.turn} of fetcher {message.fetcher!r} came again with other rows",
             hint="give every fetch of a State a name of its own, and a source that replays the same rows",
             epoch=message.turn.epoch,
         )
+    last = asking.pins[-1]
+    if known is not last:
+        return pond  # a replay of a turn before the last: what it left waiting was taken up since
     record = replace(
         last,
         answered=True,
@@ -149,8 +166,10 @@ def answered(pond: PondRecord, message: Answered) -> PondRecord:
     return with_fetcher(pond, resident, message.fetcher, progressed(fetcher))
 
 
-def pending(pond: PondRecord, message: AskPending, update_progress: Progress) -> Pending:
-    """`update_progress` is U as it is published now."""
+def pending(
+    pond: PondRecord, message: AskPending, update_progress: Progress, held_by: Sequence[HoldsBack] = ()
+) -> Pending:
+    """`update_progress` is U as it is published now, `held_by` who holds it back."""
     fetcher = _fetcher_of(resident_of(pond, message.resident), message.fetcher)
     every = {query: asking.pins for query, asking in fetcher.queries.items() if asking.pins}
     # Of each query the last turn that was answered: what it left waiting waits, also while the next one runs.
@@ -163,6 +182,8 @@ def pending(pond: PondRecord, message: AskPending, update_progress: Progress) ->
         unfinished=sorted(
             query for query, pins in every.items() if not pins[-1].answered and not pins[-1].turn.drain
         ),
+        turns={query: pins[-1].turn for query, pins in every.items()},
+        held_by=list(held_by),
     )
 
 
@@ -170,9 +191,10 @@ def _drain(pins: tuple[PinRecord, ...], update_progress: Progress) -> Drain | No
     """The drain in which the waiting rows of a query can be answered."""
     last = pins[-1]
     if last.turn.drain and not last.answered:
-        return Drain(last.turn, pins[-2].turn, pins[-2].token)
+        return Drain(last.turn, pins[-2].turn, pins[-2].token, begun=True)
     if last.answered and last.waiting and update_progress > last.update:
-        return Drain(last.turn.next_drain, last.turn, last.token)
+        pays = last.turn.drain < DRAINS_MAX - 2 and (last.lowest is None or update_progress > last.lowest)
+        return Drain(last.turn.next_drain, last.turn, last.token, pays=pays)
     return None
 
 

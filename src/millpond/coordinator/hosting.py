@@ -171,6 +171,9 @@ class Embedded:
             environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         # Sets of strings keep their order when a user's function runs again, in another process.
         environment["PYTHONHASHSEED"] = "0"
+        # Arrow's own allocator gives back large arrays that another thread lets go of, as epochs' are: then every page
+        # of the next ones costs a fault.
+        environment.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
         if self._memory is not None:
             # Arrow's allocator would take a GiB at once, which counts from then on.
             environment.setdefault("MIMALLOC_ARENA_EAGER_COMMIT", "0")

@@ -30,7 +30,10 @@ QUERIES_MAX = 256
 
 
 class EpochRecord(msgspec.Struct, frozen=True):
-    """One decided turn: enough to recognise its replay and to filter late rows in it alike."""
+    """One decided turn: enough to recognise its replay and to filter late rows in it alike.
+
+    A turn that has a `source` is recognised by that, not by what was made from it.
+    """
 
     turn: Turn
     digest: int
@@ -38,13 +41,18 @@ class EpochRecord(msgspec.Struct, frozen=True):
     late: int
     late_below: Progress
     watermark: Progress
+    source: int | None = None
 
 
 class QueryRecord(msgspec.Struct, frozen=True):
-    """The turns of one updater in one query; `recent` holds the newest, oldest first."""
+    """The turns of one updater in one query; `recent` holds the newest, oldest first.
+
+    `owed` is the last of them, if what it gave is still to be handed over.
+    """
 
     first: Turn
     recent: tuple[EpochRecord, ...]
+    owed: Turn | None = None
 
     @property
     def last(self) -> Turn:
@@ -59,12 +67,17 @@ class UpdaterRecord(msgspec.Struct, frozen=True):
     """`watermark` is the updater's progress: -inf before its first epoch, +inf once it has finished.
 
     `ended` are queries that a new history took the place of, and where they stood: what they did stays done.
+    One that is `idle` is left out of U: no rows came of it for `idle_s` seconds. U may be above its watermark then;
+    when it counts again, it begins where U stands. `finished_at` is the watermark that it finished with.
     """
 
     watermark: Progress
     late: int = 0
     queries: dict[Query, QueryRecord] = {}
     ended: dict[Query, Turn] = {}
+    idle_s: float | None = None
+    idle: bool = False
+    finished_at: Progress = -math.inf
 
 
 class PinRecord(msgspec.Struct, frozen=True):

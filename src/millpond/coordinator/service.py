@@ -9,12 +9,14 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from millpond.container.layout import CONTAINERS, MANIFEST, incarnations, term_of
 from millpond.coordinator import catalogue, fetches, placement, updates
 from millpond.coordinator.commits import Commits
 from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL
+from millpond.coordinator.latency import Latencies
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.slices import Slices
@@ -25,7 +27,7 @@ from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, U
 from millpond.runtime import Runtime, Serial
 from millpond.wire.base import Call, Done, Message
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
-from millpond.wire.epochs import BeginEpoch, CommitEpoch
+from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, HandedOver
 from millpond.wire.house import (
     AskMetrics,
     Checkpoint,
@@ -73,6 +75,7 @@ class CoordinatorService:
         self._tidying = Tidying(files, root, self._memory, self._slices, self._runtime)
         # No resident comes while slices change hands: its epochs would not be waited for.
         self._placing = self._runtime.lock()
+        self._latencies = Latencies()
         self._open = False
 
     @property
@@ -167,6 +170,8 @@ class CoordinatorService:
             self._containers.retry()
             if self._slices.astray:
                 self._slices.call_home()
+            if not self._only_reads:
+                self._commits.leave_out_silent()
             if self._tidying.is_due:
                 self._tidying.tidy()
 
@@ -196,17 +201,23 @@ class CoordinatorService:
             case Forget():
                 self._forget(message)
             case Register():
-                self._memory.change(lambda record: catalogue.register(record, message))
+                self._commits.register(message)
             case BeginEpoch():
-                return updates.begin_epoch(self._record, message)
+                return self._commits.begin(message)
             case CommitEpoch():
                 return self._commits.commit(message)
+            case AskTurns(resident):
+                catalogue.resident_of(self._record, resident)
+                with self._commits.paused([resident]):
+                    return updates.turns_of(self._record, message)
+            case HandedOver():
+                self._memory.change(lambda record: updates.handed_over(record, message))
             case Report(resident):
                 self._move_progress(resident, lambda record: updates.report(record, message))
             case Pin():
                 return self._pin(message)
-            case Answered(resident):
-                self._move_progress(resident, lambda record: fetches.answered(record, message))
+            case Answered():
+                self._answered(message)
             case Checkpoint():
                 self._checkpoint_all()
                 self._tidying.tidy()
@@ -237,7 +248,8 @@ class CoordinatorService:
                 return self._commits.progress(resident)
             case AskPending(resident):
                 with self._memory.lock:
-                    return fetches.pending(self._record, message, self._commits.progress(resident).update)
+                    progress = self._commits.progress(resident)
+                    return fetches.pending(self._record, message, progress.update, progress.held_by)
             case AskMetrics():
                 return self._metrics()
         raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
@@ -278,6 +290,9 @@ class CoordinatorService:
                 self._ask_all(ForgetWriters(name, writers))
         if name in after.residents:
             self._commits.tell_progress(name)
+        else:
+            self._commits.update_steps.forget(name)
+        self._latencies.forget(name, message.name)
         if message.table is None:
             parts = (name, message.name, message.query)
             self._tidying.remove_waiting(*(part for part in parts if part))
@@ -302,7 +317,20 @@ class CoordinatorService:
             if record is not before:
                 self._memory.write(record)
         self._commits.tell_progress(message.resident)
-        return pinned
+        if pinned.previous is None:
+            return pinned
+        passed = self._commits.update_steps.passed(
+            message.resident,
+            fetches.seen_before(record, message, pinned.previous),
+            pinned.update,
+            self._runtime.now(),
+        )
+        return replace(pinned, passed=passed)
+
+    def _answered(self, message: Answered) -> None:
+        self._move_progress(message.resident, lambda record: fetches.answered(record, message))
+        if message.waits is not None:
+            self._latencies.note(message.resident, message.fetcher, message.waits)
 
     def _move_progress(self, resident: str, decide: Callable[[PondRecord], PondRecord]) -> None:
         """Carries out a decision that may move U or F; if it does, every container learns it."""
@@ -333,6 +361,10 @@ class CoordinatorService:
                         total[key] = (
                             total[key] + value if key in total and isinstance(value, int | float) else value
                         )
+        for name, known in list(self._record.residents.items()):
+            fetchers = self._latencies.figures(name)
+            if fetchers:
+                residents.setdefault(known.spec.plural, {}).setdefault(name, {})["fetchers"] = fetchers
         return PondMetrics(
             coordinator={
                 "epochs_committed": self._commits.committed,

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from millpond.coordinator.catalogue import (
+    awake,
+    resident_of,
+    settled_update,
+    unknown_operator,
+    with_fetcher,
+    with_updater,
+)
 from millpond.coordinator.catalogue import progressed as fetcher_progressed
-from millpond.coordinator.catalogue import resident_of, unknown_operator, with_fetcher, with_updater
 from millpond.coordinator.records import (
     ENDED_REMEMBERED,
     QUERIES_MAX,
@@ -28,10 +37,19 @@ from millpond.errors import (
     updater_finished,
     wrong_time_kind,
 )
-from millpond.times import TIME_MIN, Progress
+from millpond.times import Progress, watermark_after
 from millpond.wire.base import Turn
-from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, History
-from millpond.wire.questions import Report, ResidentProgress
+from millpond.wire.epochs import (
+    AskTurns,
+    BeginEpoch,
+    CommitEpoch,
+    EpochCommitted,
+    EpochPlan,
+    HandedOver,
+    History,
+    WriterTurns,
+)
+from millpond.wire.questions import HoldsBack, Report, ResidentProgress
 
 
 def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPlan:
@@ -67,11 +85,37 @@ def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPla
         raise EpochOutOfOrder(
             f"epoch {message.turn} of updater {message.updater!r} follows {turns.last}:"
             f" {turns.last.epoch + 1} is missing",
-            hint="epochs are consecutive; call the operator on empty batches, too",
+            hint="epochs are consecutive: one that was refused keeps its number, an empty batch has one, too",
             epoch=message.turn.epoch,
             expected=turns.last.epoch + 1,
         )
+    elif turns.owed is not None:
+        raise EpochOutOfOrder(
+            f"a finish of {message.updater!r} was interrupted: {turns.owed}",
+            hint="call finish() again first: it hands over what its events gave; a sink that fails must let its error out",
+            epoch=message.turn.epoch,
+            expected=turns.owed.epoch,
+        )
     return EpochPlan(_late_below(updater, message.query), resident.time_kind, replayed=False)
+
+
+def awaken(pond: PondRecord, message: BeginEpoch) -> PondRecord:
+    """Before an epoch is staged, its updater counts again, so that U stays below its rows. A replay brings none."""
+    if begin_epoch(pond, message).replayed:
+        return pond
+    resident = resident_of(pond, message.resident)
+    updater = _updater_of(resident, message.updater)
+    if not updater.idle:
+        return pond
+    return with_updater(pond, resident, message.updater, awake(updater, resident.update_progress))
+
+
+def leave_out(pond: PondRecord, name: str, silent: list[str]) -> PondRecord:
+    """No rows came of these updaters for as long as they may be silent: U goes on without them."""
+    for updater in silent:
+        resident = resident_of(pond, name)
+        pond = with_updater(pond, resident, updater, replace(_updater_of(resident, updater), idle=True))
+    return pond
 
 
 def query_ended(resident: str, operator: str, query: str) -> OtherQuery:
@@ -122,10 +166,12 @@ def replay_epoch(pond: PondRecord, message: CommitEpoch) -> EpochCommitted:
     if known is None:
         # Too long ago to compare: the epoch is there, and stays as it is.
         return EpochCommitted(message.turn, 0, 0, updater.watermark, replayed=True)
-    if (digest_of(message), rows_of(message)) != (known.digest, known.rows):
+    if not _is_replay(known, message):
         raise EpochChanged(
             f"epoch {message.turn} of updater {message.updater!r} was committed with {known.rows} rows"
-            f" and has now other content ({rows_of(message)} rows)",
+            f" and has now other content ({rows_of(message)} rows)"
+            if known.source is None
+            else f"epoch {message.turn} of {message.updater!r} was committed, and is now made from other rows",
             hint="nothing was changed: the source does not replay the same rows; new rows take the next epoch's number",
             epoch=message.turn.epoch,
         )
@@ -138,8 +184,10 @@ def check_epoch(pond: PondRecord, message: CommitEpoch) -> None:
     updater = _updater_of(resident, message.updater)
     _check_time_kind(resident, message)
     late_below = _late_below(updater, message.query)
-    if late_below == math.inf and any(receipt.rows or receipt.late for receipt in message.receipts):
+    if late_below == math.inf and has_rows(message):
         raise updater_finished(message.resident, message.updater)
+    if updater.idle and late_below < resident.update_progress:
+        raise StageLost("the updater was left out as idle while the epoch was staged: stage it again")
     if message.late_below != late_below:
         raise StageLost("the updater's progress was reported while the epoch was staged: stage it again")
 
@@ -150,14 +198,16 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
     resident = resident_of(pond, message.resident)
     updater = _updater_of(resident, message.updater)
     before = _late_below(updater, message.query)
+    if has_rows(message):
+        updater = awake(updater, resident.update_progress)
     newest = max(
         (receipt.time_max for receipt in message.receipts if receipt.time_max is not None), default=None
     )
-    watermark = before
-    if newest is not None and newest - message.delay >= TIME_MIN:
-        watermark = max(before, newest - message.delay)
+    watermark = watermark_after(before, newest, message.delay)
     late = sum(receipt.late for receipt in message.receipts)
-    record = EpochRecord(message.turn, digest_of(message), rows_of(message), late, before, watermark)
+    record = EpochRecord(
+        message.turn, digest_of(message), rows_of(message), late, before, watermark, source_of(message)
+    )
     turns = updater.queries.get(message.query)
     others, ended = updater.queries, updater.ended
     if turns is None and message.history == "new":
@@ -168,6 +218,7 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
         if turns is None
         else replace(turns, recent=(*turns.recent, record)[-TURNS_REMEMBERED:])
     )
+    turns = replace(turns, owed=message.turn if message.owes else None)
     queries = {**others, message.query: turns}
     lowest = min(known.watermark for known in queries.values())
     updater = replace(
@@ -182,6 +233,26 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
     return after, EpochCommitted(message.turn, record.rows, late, updater.watermark, replayed=False)
 
 
+def turns_of(pond: PondRecord, message: AskTurns) -> WriterTurns:
+    """Where the queries of an updater stand."""
+    updater = _updater_of(resident_of(pond, message.resident), message.updater)
+    return WriterTurns(
+        {query: turns.last for query, turns in updater.queries.items()},
+        {query: turns.owed for query, turns in updater.queries.items() if turns.owed is not None},
+    )
+
+
+def handed_over(pond: PondRecord, message: HandedOver) -> PondRecord:
+    """What a turn gave is where it belongs; said again, it changes nothing."""
+    resident = resident_of(pond, message.resident)
+    updater = _updater_of(resident, message.updater)
+    turns = updater.queries.get(message.query)
+    if turns is None or turns.owed != message.turn:
+        return pond
+    queries = {**updater.queries, message.query: replace(turns, owed=None)}
+    return with_updater(pond, resident, message.updater, replace(updater, queries=queries))
+
+
 def report(pond: PondRecord, message: Report) -> PondRecord:
     """Explicit progress. It never goes back: a lower value changes nothing."""
     resident = resident_of(pond, message.resident)
@@ -191,7 +262,9 @@ def report(pond: PondRecord, message: Report) -> PondRecord:
     if message.update is not None:
         updater = _updater_of(resident, message.name)
         if message.update > updater.watermark:
-            pond = with_updater(pond, resident, message.name, replace(updater, watermark=message.update))
+            finished_at = updater.watermark if message.update == math.inf else updater.finished_at
+            updater = replace(updater, watermark=message.update, finished_at=finished_at)
+            pond = with_updater(pond, resident, message.name, updater)
             resident = resident_of(pond, message.resident)
     if message.fetch is not None:
         fetcher = resident.fetchers.get(message.name)
@@ -203,19 +276,46 @@ def report(pond: PondRecord, message: Report) -> PondRecord:
     return pond
 
 
-def progress(resident: ResidentRecord, held_back: dict[str, Progress]) -> ResidentProgress:
-    """U, F and whose they are. `held_back` are updaters whose last epoch is decided, but not yet visible."""
+def progress(
+    resident: ResidentRecord,
+    held_back: dict[str, Progress],
+    silent_s: Mapping[str, float] = MappingProxyType({}),
+) -> ResidentProgress:
+    """U, F and whose they are. `held_back` are updaters whose last epoch is decided, but not yet visible;
+    `silent_s` says for how long no rows came of each.
+    """
     updaters = {name: held_back.get(name, record.watermark) for name, record in resident.updaters.items()}
+    update = resident.update_progress
+    if held_back:
+        update = min(update, settled_update(resident.updaters, held_back))
     return ResidentProgress(
-        update=min(resident.update_progress, min(updaters.values(), default=-math.inf))
-        if held_back
-        else resident.update_progress,
+        update=update,
         fetch=resident.fetch_progress,
         updaters=updaters,
         fetchers={name: record.progress for name, record in resident.fetchers.items()},
         late={name: record.late for name, record in resident.updaters.items()},
         time_kind=resident.time_kind,
+        held_by=_held_by(resident, updaters, silent_s),
     )
+
+
+def _held_by(
+    resident: ResidentRecord, marks: dict[str, Progress], silent_s: Mapping[str, float]
+) -> list[HoldsBack]:
+    """Who would have to send rows for U to move: the lowest of those that count, or all where none does."""
+    unfinished = {name: record for name, record in resident.updaters.items() if marks[name] < math.inf}
+    counted = [name for name, record in unfinished.items() if not record.idle]
+    lowest = min((marks[name] for name in counted), default=None)
+    return [
+        HoldsBack(
+            name,
+            has_run=any(turns.recent for turns in record.queries.values()) or bool(record.ended),
+            silent_s=silent_s.get(name, 0.0),
+            idle=record.idle,
+        )
+        for name, record in unfinished.items()
+        if lowest is None or (not record.idle and marks[name] == lowest)
+    ]
 
 
 def _late_below(updater: UpdaterRecord, query: str) -> Progress:
@@ -241,6 +341,29 @@ def _check_time_kind(resident: ResidentRecord, message: CommitEpoch) -> None:
 
 def digest_of(message: CommitEpoch) -> int:
     return sum(receipt.digest for receipt in message.receipts) % (1 << 64)
+
+
+def source_of(message: CommitEpoch) -> int | None:
+    """The digest of what the epoch's rows were made from; None where they are their own source."""
+    sources = [receipt.source for receipt in message.receipts if receipt.source is not None]
+    return sum(sources) % (1 << 64) if sources else None
+
+
+def _is_replay(known: EpochRecord, message: CommitEpoch) -> bool:
+    before, source = known.source, source_of(message)
+    if before is None and source is None:
+        return (digest_of(message), rows_of(message)) == (known.digest, known.rows)
+    # Tasks without rows may tell of no source; without any receipt there were no rows.
+    if before is None and known.rows == 0:
+        before = 0
+    if source is None and not message.receipts:
+        source = 0
+    return source == before
+
+
+def has_rows(message: CommitEpoch) -> bool:
+    """Late ones count: whoever sends them is not silent."""
+    return any(receipt.rows or receipt.late for receipt in message.receipts)
 
 
 def rows_of(message: CommitEpoch) -> int:

@@ -7,11 +7,14 @@ whatever was not synced (`millpond.testing.LossyFiles`). `OsFiles` is the real o
 from __future__ import annotations
 
 import errno
+import fcntl
 import functools
+import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import FileIO
 from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -66,6 +69,11 @@ class Files(Protocol):
 
 
 HANDLES_RESERVED = 16
+# What is written past the system's cache, in pieces of this size: it is synced at once, and not read again soon.
+DIRECT_BYTES_MIN = 4 << 20
+_PIECE_BYTES = 4 << 20
+_BLOCK_BYTES = 4096
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
@@ -115,6 +123,60 @@ def _has_handles(work: Callable[_P, _T]) -> Callable[_P, _T]:
     return reserved
 
 
+def _write_all(file: FileIO, rest: memoryview) -> None:
+    while len(rest):
+        rest = rest[file.write(rest) :]
+
+
+class _Direct:
+    """Writes past the system's cache. To put megabytes there first costs more than to bring them to the disk: each page
+    is asked for anew. One at a time, from memory that is kept.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._piece: mmap.mmap | None = None  # as aligned as a disk asks for
+
+    def write(self, file: FileIO, views: Sequence[memoryview]) -> bool:
+        """False where nothing was written: another is at it, or the file system has no such way."""
+        if not _O_DIRECT or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            flags = fcntl.fcntl(file, fcntl.F_GETFL)
+            try:
+                fcntl.fcntl(file, fcntl.F_SETFL, flags | _O_DIRECT)
+                self._write(file, views)
+            except OSError as error:
+                if error.errno != errno.EINVAL or file.tell():
+                    raise
+                fcntl.fcntl(file, fcntl.F_SETFL, flags)
+                return False
+            return True
+        finally:
+            self._lock.release()
+
+    def _write(self, file: FileIO, views: Sequence[memoryview]) -> None:
+        if self._piece is None:
+            self._piece = mmap.mmap(-1, _PIECE_BYTES)
+        piece = memoryview(self._piece)
+        used = 0
+        for view in views:
+            rest = view
+            while len(rest):
+                size = min(len(rest), len(piece) - used)
+                piece[used : used + size] = rest[:size]
+                rest, used = rest[size:], used + size
+                if used == len(piece):
+                    _write_all(file, piece)
+                    used = 0
+        whole = -(-used // _BLOCK_BYTES) * _BLOCK_BYTES
+        _write_all(file, piece[:whole])
+        file.truncate(sum(map(len, views)))
+
+
+_direct = _Direct()
+
+
 class OsFiles:
     """The file system of the machine. What it makes is this user's alone, whatever the umask; it follows no links."""
 
@@ -123,11 +185,11 @@ class OsFiles:
 
     @_has_handles
     def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
         with open(private.create(path), "wb", buffering=0) as file:
-            for buffer in buffers:
-                rest = memoryview(buffer).cast("B")
-                while len(rest):
-                    rest = rest[file.write(rest) :]
+            if sum(map(len, views)) < DIRECT_BYTES_MIN or not _direct.write(file, views):
+                for view in views:
+                    _write_all(file, view)
 
     @_has_handles
     def sync(self, path: AnyPath) -> None:

@@ -15,6 +15,7 @@ from millpond.kernels import (
     index,
     lookups,
     partition,
+    rows,
     slot_hashing,
     versions,
 )
@@ -48,8 +49,8 @@ def warm_up() -> None:
     digest.fold_lists(offsets, hashes, hashes)
     digest.total_of(hashes)
 
-    rows = np.full(3, 12, np.int64)
-    encoding.add_sizes(offsets, rows)
+    sizes = np.full(3, 12, np.int64)
+    encoding.add_sizes(offsets, sizes)
     encoding.write_longs(longs, longs * 8, data)
     encoding.write_bytes(offsets, data, longs * 8, np.zeros(64, np.uint8))
     encoding.read_longs(data, longs * 8, longs * 8 + 8, out)
@@ -105,3 +106,9 @@ def warm_up() -> None:
     for items in (longs, doubles, doubles.astype(np.float32)):
         folding.add_vectors(offsets, items, offsets, items, step, sums, items.copy())
     edges.net(offsets, longs, longs, slot_hashing.SECRET, step)
+
+    keys, slots, made = longs.reshape(3, 1), np.zeros((16, 2), np.int64), np.full(3, rows.NO_ROW)
+    rows.hash_keys(keys.view(np.uint64), slot_hashing.SECRET, np.empty(3, np.uint64))
+    rows.find_rows(keys, longs, slots, keys, out)
+    rows.make_rows(keys, longs, 0, slots, keys.copy(), np.zeros(1, np.int64), made)
+    rows.move(slots, np.zeros((32, 2), np.int64))

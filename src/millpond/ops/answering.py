@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,20 +20,26 @@ from millpond.client.client import Client
 from millpond.client.runs import Run
 from millpond.errors import BadOption, BadRoot, NotPrivate
 from millpond.ops import frames
-from millpond.ops.asking import Asking
+from millpond.ops.asking import DIGESTS, Asking
 from millpond.ops.columns import as_table
 from millpond.ops.committing import check_history, turn_of
+from millpond.ops.interruptions import ends_with_query
+from millpond.ops.one_pass import OnePass, Sight, Waited
+from millpond.ops.own_turns import OwnTurns
+from millpond.ops.reports import Report
 from millpond.ops.tasks import FetchTask
-from millpond.ops.waiting import Left, keep, kept
+from millpond.ops.waiting import Left, schema_of
+from millpond.ops.waits import total, without_arrival
 from millpond.stores import readiness
 from millpond.stores.waiting import WaitingRows
 from millpond.times import TIME_MIN, TimeKind, delay_for, parse_duration
-from millpond.wire.base import LOCAL_QUERY, Turn
+from millpond.wire.base import DRAINS_MAX, LOCAL_QUERY, Turn
 from millpond.wire.house import Register
-from millpond.wire.questions import Answered, AskPending, Pending, Pin, Pinned
+from millpond.wire.questions import Answered, AskPending, Drain, Pending, Pin, Pinned, Waits
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 class _Seen(NamedTuple):
@@ -40,6 +47,7 @@ class _Seen(NamedTuple):
 
     newest: int | None = None
     late: int = 0
+    waits: Waits | None = None
 
 
 class Answering:
@@ -54,6 +62,7 @@ class Answering:
         committed: bool,
         to: Callable[[Any, int], Any],
         history: str,
+        own_turns: bool = True,
     ) -> None:
         if delay is not None:
             parse_duration(delay)
@@ -68,10 +77,36 @@ class Answering:
         client.call(Register(asking.state, name, "fetcher"))
         self._operator = client.runs.new_operator()
         self._place = (_root_of(client), asking.state, name)
+        self._own_turns = OwnTurns(self) if own_turns else None
+        if self._own_turns is not None and self.pending().rows:
+            spark = frames.default_session()
+            if spark is not None:
+                # Its query may be started, and find no new rows.
+                self._own_turns.watch(spark)
 
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """The pond's root, the State and the name: where rows that wait are kept."""
+        return self._place
+
+    @property
+    def is_shared(self) -> bool:
+        return self._history == "shared"
+
+    @ends_with_query
     def __call__(self, rows: DataFrame | pa.Table, epoch: int) -> None:
-        """Hands the rows that are ready, with their answers, to the function; keeps the others for the next epoch."""
-        if frames.is_frame(rows):
+        """Hands the rows that are ready, with their answers, to the function; keeps the others for the next epoch.
+
+        On a stream, rows that wait are also handed on as soon as U has passed them, under a number below zero.
+        """
+        if frames.is_frame(rows) and self._own_turns is not None:
+            run = frames.run_of(rows)
+            query = None if run is None else frames.query_of(rows)
+            with self._own_turns.batch(rows.sparkSession, query, run):
+                if query is not None:
+                    self._finish_turn(query, rows.sparkSession)
+                self._answer_frame(rows, epoch)
+        elif frames.is_frame(rows):
             self._answer_frame(rows, epoch)
         else:
             self._answer_table(as_table(rows), epoch)
@@ -79,20 +114,57 @@ class Answering:
     def _answer_frame(self, frame: DataFrame, epoch: int) -> None:
         asking, turn = self._asking, turn_of(epoch)
         frames.check_questions(frame, asking)
-        delay = self._delay_for(frames.time_kind_of(frame.schema, asking.high))
         run = Run(frames.run_of(frame), epoch, self._operator)
         self._check_alone(run)
-        query = frames.query_of(frame) or LOCAL_QUERY
-        pinned = self._client.call(Pin(asking.state, self.name, query, turn, self._history))
-        frames.check_kinds(frame.schema, asking, pinned.time_kind)
-        rows = self._rows(query)
-        with frames.errors_of_tasks():
-            left, seen = self._keep_waiting(frame, pinned, rows, turn)
-            asked = self._with_waiting(frame, pinned, rows)
-            self._to(answers_of(self._client, asking, asked.filter(self._ready(asked, pinned))), epoch)
-        self._end(query, turn, left, seen, delay)
+        self._take_turn(frame, frame, frames.query_of(frame) or LOCAL_QUERY, turn)
         self._client.runs.note(self.state, self.name, run)
-        rows.remove_before(pinned.oldest)
+
+    def _take_turn(self, frame: DataFrame | None, like: DataFrame, query: str, turn: Turn) -> None:
+        """Answers the new rows of a frame, if there is one, and those that waited; `like` has the columns of both."""
+        asking = self._asking
+        delay = self._delay_for(frames.time_kind_of(like.schema, asking.high))
+        pinned = self._client.call(Pin(asking.state, self.name, query, turn, self._history))
+        frames.check_kinds(like.schema, asking, pinned.time_kind)
+        rows = self._rows(query)
+        began_s = self._client.runtime.now()
+        with frames.errors_of_tasks():
+            left, seen = self._answer(frame, like, pinned, rows, turn)
+        took_ms = 1_000 * (self._client.runtime.now() - began_s)
+        waits = None if seen.waits is None else total([seen.waits], took_ms)
+        self._end(query, turn, left, seen._replace(waits=waits), delay)
+        rows.remove_before(pinned.oldest, turn)
+
+    def _answer(
+        self, frame: DataFrame | None, like: DataFrame, pinned: Pinned, rows: WaitingRows, turn: Turn
+    ) -> tuple[Left, _Seen]:
+        """Has the function take the answers. The tasks that give them also write down what waits, and report it."""
+        sight = Sight(pinned.update, pinned.late_below, self._committed, pinned.passed)
+        link, schema = frames.link_of(self._client), answers_schema(self._asking, like)
+        waited = None
+        if pinned.previous is not None:
+            waited = Waited.of(rows.listed(pinned.previous, pinned.token), like)
+        one_pass = OnePass(link, self._asking, sight, rows, turn, frame, waited, like.sparkSession, schema)
+        token, reports = one_pass.through(lambda answers: self._to(answers, turn.number))
+        if pinned.update == math.inf and self._delay is None and pinned.late_below == -math.inf:
+            return Left(), _Seen(
+                waits=total(report.waits for report in reports or ())
+            )  # nothing need be seen
+        if reports is None:
+            token, reports = one_pass.by_itself()
+        left = self._listed(reports, rows, turn, token, like.schema.json())
+        newest = max((report.newest for report in reports if report.newest is not None), default=None)
+        waits = total(report.waits for report in reports)
+        return left, _Seen(newest, sum(report.late for report in reports), waits)
+
+    def _listed(self, reports: list[Report], rows: WaitingRows, turn: Turn, token: str, schema: str) -> Left:
+        """Writes down which files count."""
+        files = [file for report in reports for file in report.files]
+        if not files:
+            return Left()
+        rows.list_files(turn, token, schema, files)
+        lowest = min(report.lowest for report in reports if report.lowest is not None)
+        digest = sum(report.digest for report in reports) % DIGESTS
+        return Left(sum(file.rows for file in files), lowest, token, digest)
 
     def _answer_table(self, table: pa.Table, epoch: int, query: str = LOCAL_QUERY) -> None:
         asking, turn = self._asking, turn_of(epoch)
@@ -108,20 +180,21 @@ class Answering:
         timely = table.take(np.delete(np.arange(len(table)), late)) if len(late) else table
         if pinned.previous is not None:
             listed = rows.listed(pinned.previous, pinned.token)
-            timely = pa.concat_tables([timely, *(rows.read(listed, file) for file in listed.files)])
+            waited = (without_arrival(rows.read(listed, file))[0] for file in listed.files)
+            timely = pa.concat_tables([timely, *(_like(table, timely.schema) for table in waited)])
         asked = asking.questions(timely, "")
         is_ready = readiness.ready(asked.lows, asked.highs, pinned.update, self._committed)
         ready = readiness.positions(is_ready, len(timely))
         waiting = timely.take(np.delete(np.arange(len(timely)), ready))
         left = Left()
         if len(waiting):
-            token = rows.begin(turn)
+            token = rows.token()
             rows.list_files(turn, token, "", [rows.write(turn, token, waiting.to_batches())])
             first = asking.questions(waiting, "")
             left = Left(len(waiting), asking.first_time(first.lowest), token, first.digest)
         self._to(asking.answer(self._client, timely.take(ready)), epoch)
         self._end(query, turn, left, seen, delay)
-        rows.remove_before(pinned.oldest)
+        rows.remove_before(pinned.oldest, turn)
 
     def _end(self, query: str, turn: Turn, left: Left, seen: _Seen, delay: int | None) -> None:
         """The sink has returned: the turn is answered, but for what waits."""
@@ -140,6 +213,7 @@ class Answering:
                 watermark=watermark,
                 token=left.token,
                 digest=left.digest,
+                waits=seen.waits,
             )
         )
 
@@ -160,21 +234,47 @@ class Answering:
                 hint=f"drain one after the other: query= one of {', '.join(sorted(drains))}",
                 option="query",
             )
-        for name, drain in drains.items():
-            turn, left, token = drain.turn, drain.left, drain.token
+        for name in drains:
             if query in (None, name):
-                self._drain(name, turn, left, token)
+                with nullcontext() if self._own_turns is None else self._own_turns.one_at_a_time(name):
+                    # While the query is active, a turn of its own may have been first.
+                    drain = self.pending().drains.get(name)
+                    if drain is not None:
+                        self._drain(name, drain)
         return self.pending()
 
-    def _drain(self, query: str, turn: Turn, left: Turn, token: str) -> None:
+    def waits(self) -> bool:
+        return self.pending().rows > 0
+
+    def due(self) -> dict[str, Drain]:
+        """Queries of which waiting rows may be ready, and the turn in which they can be answered."""
+        return {query: drain for query, drain in self.pending().drains.items() if self.pays(drain)}
+
+    def pays(self, drain: Drain) -> bool:
+        """Whether a drain may answer rows. An uncommitted answer does not wait for U to pass the row's own time."""
+        return drain.pays or (not self._committed and drain.turn.drain < DRAINS_MAX - 1)
+
+    def take(self, query: str, spark: SparkSession) -> None:
+        """Answers rows of a query that wait, as far as U allows, if there are any."""
+        drain = self.due().get(query)
+        if drain is not None:
+            self._drain(query, drain, spark)
+
+    def _finish_turn(self, query: str, spark: SparkSession) -> None:
+        """A turn of its own that was interrupted comes to its end before the next epoch: its sink may have seen the rows."""
+        drain = self.pending().drains.get(query)
+        if drain is not None and drain.begun:
+            self._drain(query, drain, spark)
+
+    def _drain(self, query: str, drain: Drain, spark: SparkSession | None = None) -> None:
         rows = self._rows(query)
-        listed = rows.listed(left, token)
+        listed = rows.listed(drain.left, drain.token)
         if not listed.schema:  # they came in Arrow tables
-            self._answer_table(rows.read(listed, listed.files[0]).slice(0, 0), turn.number, query)
+            self._answer_table(rows.read(listed, listed.files[0]).slice(0, 0), drain.turn.number, query)
             return
-        spark = frames.active_session()
+        spark = frames.active_session() if spark is None else spark
         with frames.as_query(spark, query):
-            self._answer_frame(spark.createDataFrame([], kept(spark, rows, left, token).schema), turn.number)
+            self._take_turn(None, spark.createDataFrame([], schema_of(listed)), query, drain.turn)
 
     def _check_alone(self, run: Run) -> None:
         if self._client.runs.is_taken(self.state, self.name, run):
@@ -183,54 +283,6 @@ class Answering:
                 hint="give each fetch of a query a name of its own",
                 option="name",
             )
-
-    def _times(self, rows: DataFrame) -> tuple[Column | None, Column]:
-        """Low, if there is one, and high of every question."""
-        low = None if self._asking.low is None else frames.micros(rows.schema, self._asking.low)
-        return low, frames.micros(rows.schema, self._asking.high)
-
-    def _ready(self, rows: DataFrame, pinned: Pinned) -> Column:
-        """A row without a time is: whoever answers it reports it."""
-        return frames.truth(self._is_ready(rows, pinned), null=True)
-
-    def _is_ready(self, rows: DataFrame, pinned: Pinned) -> Column | bool:
-        said: Column | bool = readiness.ready(*self._times(rows), pinned.update, self._committed)
-        return said
-
-    def _late(self, rows: DataFrame, pinned: Pinned) -> Column:
-        """Rows that ask for a time below what this fetcher said it would still ask for."""
-        return frames.truth(readiness.late(*self._times(rows), pinned.late_below), null=False)
-
-    def _with_waiting(self, frame: DataFrame, pinned: Pinned, rows: WaitingRows) -> DataFrame:
-        """The new rows that are not late, and those that waited. Only new ones can be late: the others hold F back."""
-        timely = frame.filter(~self._late(frame, pinned))
-        if pinned.previous is None:
-            return timely
-        return timely.union(kept(frame.sparkSession, rows, pinned.previous, pinned.token, frame.schema))
-
-    def _keep_waiting(
-        self, frame: DataFrame, pinned: Pinned, rows: WaitingRows, turn: Turn
-    ) -> tuple[Left, _Seen]:
-        """Writes the rows that are not ready, in a job of the driver's own: the sink may run its part any number of times.
-
-        The same job sees what a fetcher with a delay must know of its new rows.
-        """
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as f
-
-        newest = f.max(frames.micros(frame.schema, self._asking.first)).alias("newest")
-        late = f.coalesce(f.sum(self._late(frame, pinned).cast("long")), f.lit(0)).alias("late")
-        # A fetcher without a delay has late rows, too, where its progress was reported.
-        looks = self._delay is not None or pinned.late_below > -math.inf
-        if self._is_ready(frame, pinned) is True:
-            row = frame.agg(newest, late).first() if looks else None
-            return Left(), _Seen() if row is None else _Seen(*row)
-        seen = Observation()
-        if looks:
-            frame = frame.observe(seen, newest, late)
-        asked = self._with_waiting(frame, pinned, rows)
-        left = keep(asked.filter(~self._ready(asked, pinned)), rows, turn, self._asking)
-        return left, _Seen(seen.get["newest"], seen.get["late"]) if looks else _Seen()
 
     def _delay_for(self, kind: TimeKind) -> int | None:
         return None if self._delay is None else delay_for(kind, self._delay)
@@ -258,10 +310,21 @@ def _root_of(client: Client) -> str:
     )
 
 
+def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows that came in a DataFrame, as those that come in tables now."""
+    if table.schema.equals(schema) or set(table.column_names) != set(schema.names):
+        return table
+    return table.select(schema.names).cast(schema)
+
+
 def answers_of(client: Client, asking: Asking, ready: DataFrame) -> DataFrame:
     """The rows with their answers, as a lazy DataFrame; every row must be ready."""
+    return ready.mapInArrow(FetchTask(frames.link_of(client), asking), answers_schema(asking, ready))
+
+
+def answers_schema(asking: Asking, rows: DataFrame) -> StructType:
+    """The columns of rows with their answers."""
     from pyspark.sql.types import StructType
 
     fields = [pa.field(name, field.type) for name, field in zip(asking.into, asking.answers, strict=True)]
-    schema = StructType([*ready.schema.fields, *frames.spark_schema(pa.schema(fields)).fields])
-    return ready.mapInArrow(FetchTask(frames.link_of(client), asking), schema)
+    return StructType([*rows.schema.fields, *frames.spark_schema(pa.schema(fields)).fields])

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.code.rules import FetchRule
-from millpond.errors import BadOption
+from millpond.errors import BadDuration, BadOption
 from millpond.ops.columns import Names, as_names, check_column_name, keys_of, times_of
+from millpond.ops.walking import Walker
 from millpond.stores.keys import Keys
 from millpond.stores.readiness import check_not_below, lowest_asked, positions, ready, served_below
 from millpond.stores.rows import digest_rows
@@ -30,10 +31,13 @@ class Questions(NamedTuple):
     lows: npt.NDArray[np.int64] | None
     highs: npt.NDArray[np.int64]
     kind: TimeKind
+    targets: Keys | None = None
+    """Where paths lead to."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> Questions:
         lows = None if self.lows is None else self.lows[rows]
-        return Questions(self.keys.take(rows), lows, self.highs[rows], self.kind)
+        targets = None if self.targets is None else self.targets.take(rows)
+        return Questions(self.keys.take(rows), lows, self.highs[rows], self.kind, targets)
 
     @property
     def lowest(self) -> int:
@@ -44,14 +48,16 @@ class Questions(NamedTuple):
     def digest(self) -> int:
         """Of keys and times, in any order."""
         others = [] if self.lows is None else [pa.array(self.lows)]
+        if self.targets is not None:
+            others.append(self.targets.to_arrow())
         return digest_rows(self.keys, self.highs, others) % DIGESTS
 
     def check_not_below(self, fetch_progress: Progress, rule: FetchRule, spec: StateSpec) -> None:
         check_not_below(lowest_asked(self.lows, self.highs, rule, spec), fetch_progress, self.kind)
 
-    def ready(self, update_progress: Progress) -> npt.NDArray[np.int64]:
-        """Positions of the rows that have a final answer."""
-        return positions(ready(self.lows, self.highs, update_progress), len(self.highs))
+    def ready(self, update_progress: Progress, committed: bool = True) -> npt.NDArray[np.int64]:
+        """Positions of the rows that can be answered."""
+        return positions(ready(self.lows, self.highs, update_progress, committed), len(self.highs))
 
 
 class Asking:
@@ -82,8 +88,12 @@ class Asking:
         self.state = spec.name
         self.rule = rule
         self.shape = spec.shape
-        self.key = as_names(key, self.shape.keys, "key")
-        self.answers = result_schema(self.shape.values, rule)
+        self._walker = None if rule.walk is None else Walker(spec, rule.walk)
+        self._keys = self.shape.keys if self._walker is None else self._walker.vertex
+        self.key = as_names(key, self._keys, "key")
+        self.answers = (
+            result_schema(self.shape.values, rule) if self._walker is None else self._walker.answers
+        )
         self.into = as_names(list(self.answers.names) if into is None else into, self.answers, "into")
         if len(set(self.into)) < len(self.into):
             raise BadOption(
@@ -98,7 +108,8 @@ class Asking:
     def columns(self) -> list[str]:
         """The columns that it reads, each once."""
         lows = () if self.low is None else (self.low,)
-        return list(dict.fromkeys((*self.key, self.high, *lows)))
+        ends = () if self.rule.walk is None else (self.rule.walk.to,)
+        return list(dict.fromkeys((*self.key, self.high, *lows, *ends)))
 
     @property
     def first(self) -> str:
@@ -126,10 +137,28 @@ class Asking:
     def questions(self, table: pa.Table, time_kind: str) -> Questions:
         highs, kind = times_of(table, self.high, time_kind)
         lows = None if self.low is None else times_of(table, self.low, kind)[0]
-        return Questions(keys_of(table, self.key, self.shape.keys), lows, highs, kind)
+        keys = keys_of(table, self.key, self._keys)
+        walk = self.rule.walk
+        if walk is None:
+            return Questions(keys, lows, highs, kind)
+        targets = keys_of(table, [walk.to], self._keys)
+        if walk.span_kind and walk.span_kind != kind:
+            raise BadDuration(
+                f"the times are {'timestamps' if kind == 'timestamp' else 'logical'}, the spans of hops are not",
+                hint='give durations for timestamps, as in hops={2: "48 hours"}, and integers for logical time',
+            )
+        return Questions(keys, lows, highs, kind, targets)
 
     def ask(self, client: Client, questions: Questions) -> list[pa.ChunkedArray]:
         """One column for each name of `into`."""
+        if self._walker is not None:
+            assert questions.targets is not None
+            return [
+                self._walker.paths(
+                    client, questions.keys, questions.targets, questions.lows, questions.highs, questions.kind
+                )
+            ]
+        assert self.rule.name != "paths"
         message = Question(self.state, self.rule.name, self.rule.code, self.rule.returns)
         asked, longs = self.shape.questions, [questions.highs]
         if questions.lows is not None:

@@ -22,9 +22,10 @@ def as_table(rows: object) -> pa.Table:
         return rows
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
+    how = "table(...)" if isinstance(rows, dict) else "Table.from_pandas(df, preserve_index=False)"
     raise WrongType(
         f"the operator takes a pyarrow.Table, not a {type(rows).__module__}.{type(rows).__qualname__}",
-        hint="convert it, for example with pyarrow.Table.from_pandas(df, preserve_index=False)",
+        hint=f"convert it, for example with pyarrow.{how}",
         column="",
         expected="pyarrow.Table",
         actual=type(rows).__qualname__,

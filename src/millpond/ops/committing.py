@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 STAGE_ATTEMPTS = 20
 STAGE_PAUSE_S = (0.02, 1.0)
+Planned = Callable[[EpochPlan, list[Receipt]], Work]
+"""What an epoch brings, where it depends on the rows that were staged."""
 
 
 def turn_of(number: object) -> Turn:
@@ -52,12 +54,21 @@ def check_history(history: str) -> History:
     )
 
 
+def check_sink(function: object) -> None:
+    if not callable(function):
+        raise BadOption(
+            f"to({function!r}): {function!r} is not a function",
+            hint="def sink(frame, epoch): ...",
+            option="to",
+        )
+
+
 def commit(
     client: Client,
     stager: Stager,
     rows: pa.Table | DataFrame,
     epoch: int,
-    work: Work,
+    work: Work | Planned,
     history: History,
     query: str | None = None,
 ) -> EpochCommitted:
@@ -83,12 +94,13 @@ def commit_staged(
     turn: Turn,
     stage: Callable[[EpochPlan], list[Receipt]],
     kind: KindOfTime,
-    work: Work,
+    work: Work | Planned,
     history: History,
+    owes: bool = False,
 ) -> EpochCommitted:
     """Has the rows staged, whose times are of that kind, and commits; again if a container lost what it held.
 
-    `stage` gives the receipts that are to count.
+    `stage` gives the receipts that are to count. One that `owes` its outputs lets no other follow until they are handed over.
     """
     name = stager.resident, stager.name, query, turn, history
     pause, longest = STAGE_PAUSE_S
@@ -104,7 +116,8 @@ def commit_staged(
                     late_below=plan.late_below,
                     time_kind=kind if has_rows else "",
                     receipts=receipts,
-                    work=work,
+                    work=work(plan, receipts) if callable(work) else work,
+                    owes=owes,
                 )
             )
         except StageLost:

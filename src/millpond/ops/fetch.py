@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,11 @@ from millpond.ops import frames
 from millpond.ops.answering import Answering, answers_of
 from millpond.ops.asking import Asking
 from millpond.ops.columns import Names, as_table
-from millpond.ops.committing import check_history
+from millpond.ops.committing import check_history, check_sink
 from millpond.stores import readiness
-from millpond.times import Progress, TimeKind, format_time
+from millpond.times import TimeKind, format_time
 from millpond.wire.base import check_name
-from millpond.wire.questions import AskProgress, ResidentProgress
+from millpond.wire.questions import AskProgress, ResidentProgress, held_back_by
 from millpond.wire.states import StateSpec
 
 if TYPE_CHECKING:
@@ -55,11 +54,28 @@ class Fetch:
         self.state = spec.name
         self._client = client
 
+    @property
+    def _committed(self) -> bool:
+        return self.isolation == "committed"
+
     def to(self, function: Callable[[Any, int], Any]) -> Answering:
         """An operator for `foreachBatch`: `function(frame, epoch)` gets the rows that are ready, with their answers.
 
-        The frame is lazy, and may be used more than once. Rows that are not ready wait for a later epoch.
+        The frame is lazy, and may be used more than once. Rows that are not ready wait until U has passed them.
         """
+        return self.answering(function)
+
+    def __call__(self, *rows: object) -> NoReturn:
+        """Only here to tell what is missing where a fetch itself is given to `foreachBatch`."""
+        raise BadOption(
+            "a fetch has nowhere to bring its answers",
+            hint="give foreachBatch fetch.to(sink), where sink(frame, epoch) gets them, or ask with fetch.now(frame)",
+            option="to",
+        )
+
+    def answering(self, function: Callable[[Any, int], Any], own_turns: bool = True) -> Answering:
+        """As `to`; without turns of its own, where it is a part of something that takes them."""
+        check_sink(function)
         if self.name is None:
             raise BadOption(
                 "a fetch on a stream needs a name", hint='for example name="views"', option="name"
@@ -70,9 +86,15 @@ class Fetch:
                 hint="ask between two times, or leave delay= out",
                 option="delay",
             )
-        committed = self.isolation == "committed"
         return Answering(
-            self._client, self._asking, self.name, self._delay, committed, function, self._history
+            self._client,
+            self._asking,
+            self.name,
+            self._delay,
+            self._committed,
+            function,
+            self._history,
+            own_turns,
         )
 
     def now(self, table: pa.Table | DataFrame, waiting: str = "error") -> Any:
@@ -96,12 +118,12 @@ class Fetch:
         progress: ResidentProgress = self._client.call(AskProgress(asking.state))
         questions = asking.questions(table, progress.time_kind)
         questions.check_not_below(progress.fetch, asking.rule, asking.spec)
-        ready = questions.ready(progress.update)
+        ready = questions.ready(progress.update, self._committed)
         missing = table.num_rows - len(ready)
         if missing == 0:
             return asking.with_answers(table, asking.ask(self._client, questions))
         if waiting == "error":
-            raise rows_waiting(missing, table.num_rows, progress.update, questions.kind)
+            raise rows_waiting(missing, table.num_rows, progress, questions.kind)
         columns = asking.ask(self._client, questions.take(ready))
         if waiting == "drop":
             return asking.with_answers(table.take(pa.array(ready)), columns)
@@ -114,16 +136,24 @@ class Fetch:
         progress: ResidentProgress = self._client.call(AskProgress(asking.state))
         frames.check_kinds(frame.schema, asking, progress.time_kind)
         high = frames.micros(frame.schema, asking.high)
-        ready = frames.truth(readiness.ready(None, high, progress.update), null=True)
+        low = None if asking.low is None else frames.micros(frame.schema, asking.low)
+        said = readiness.ready(low, high, progress.update, self._committed)
+        if frame.isStreaming and said is not True:
+            raise BadOption(
+                "the DataFrame is a stream, and now() answers by the U of this moment",
+                hint="on a stream, give foreachBatch fetch.to(sink): its rows wait for U",
+                option="now",
+            )
+        ready = frames.truth(said, null=True)
         answered = answers_of(self._client, asking, frame.filter(ready))
-        if waiting == "drop" or progress.update == math.inf:
+        if waiting == "drop" or said is True:
             return answered
         if waiting == "null":
             return answered.unionByName(frame.filter(~ready), allowMissingColumns=True)
         missing = frame.filter(~ready).count()
         if missing:
             kind = frames.time_kind_of(frame.schema, asking.high)
-            raise rows_waiting(missing, frame.count(), progress.update, kind)
+            raise rows_waiting(missing, frame.count(), progress, kind)
         return answered
 
 
@@ -137,13 +167,18 @@ def check_isolation(isolation: str) -> str:
     return isolation
 
 
-def rows_waiting(missing: int, rows: int, update_progress: Progress, kind: TimeKind) -> RowsWaiting:
+def rows_waiting(missing: int, rows: int, progress: ResidentProgress, kind: TimeKind) -> RowsWaiting:
+    names = [holder.updater for holder in progress.held_by]
+    done = f"finish({names[0]!r}) says that it is done, idle= that it may be left out" if names else ""
     return RowsWaiting(
-        f"{missing:,} of {rows:,} rows ask for a time that U = {format_time(update_progress, kind)}"
-        " has not passed yet",
-        hint='wait for the updaters, call finish() on those that are done, or pass waiting="null" or "drop"',
+        f"{missing:,} of {rows:,} rows ask for a time that U = {format_time(progress.update, kind)}"
+        f" has not passed yet: {held_back_by(progress.held_by)}",
+        hint=f'wait for its rows; {done}; or pass waiting="null" or "drop"'
+        if names
+        else 'give the State an updater, by state.update(...), or pass waiting="null" or "drop"',
         rows=missing,
-        update_progress=update_progress,
+        update_progress=progress.update,
+        held_by=names,
     )
 
 

@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from msgspec.structs import replace
+
 from millpond.client.client import Client
 from millpond.errors import BadOption, EpochOutOfOrder
 from millpond.ops import frames
 from millpond.ops.answering import Answering
 from millpond.ops.columns import check_kind
 from millpond.ops.fetch import Fetch
+from millpond.ops.interruptions import ends_with_query
+from millpond.ops.own_turns import OwnTurns
 from millpond.ops.update import Update
 from millpond.times import TIME_MIN, delay_for, parse_duration
-from millpond.wire.base import Turn
+from millpond.wire.base import LOCAL_QUERY
 from millpond.wire.house import Register
-from millpond.wire.questions import AskProgress, Pending, Report
+from millpond.wire.questions import AskProgress, Drain, Pending, Report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,6 +62,11 @@ class Stream:
         self.sinks: list[Callable[[DataFrame, int], Any]] = []
         self.reports: list[_Reporting] = []
 
+    @property
+    def only_sinks_once(self) -> bool:
+        """Whether one function gets the rows, and nobody else does."""
+        return len(self.sinks) == 1 and not (self.maps or self.updates or self.asks or self.reports)
+
     def map(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """The stream that the function makes of this one, epoch by epoch."""
         child = Stream(self._flow, self._repeatable)
@@ -87,7 +96,9 @@ class Stream:
                 f"{fetch!r} is no fetch", hint="for example stream.ask(state.fetch(...))", option="fetch"
             )
         child = Stream(self._flow, self._repeatable and fetch.isolation == "committed")
-        fetcher = fetch.to(lambda frame, epoch: self._flow.answered(child, frame, epoch))
+        fetcher = fetch.answering(
+            lambda frame, epoch: self._flow.answered(child, frame, epoch), own_turns=False
+        )
         self._flow.take_name("fetcher", fetcher.state, fetcher.name)
         self.asks.append(fetcher)
         self._flow.fetchers.append(fetcher)
@@ -126,6 +137,16 @@ class Flow:
         self._reported: list[tuple[_Reporting, DataFrame]] = []
         self._due: tuple[int, list[Report]] = (0, [])
         self._held: list[DataFrame] = []
+        self._own_turns = OwnTurns(self)
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Those of its fetches."""
+        return tuple(part for fetcher in self.fetchers for part in fetcher.place)
+
+    @property
+    def is_shared(self) -> bool:
+        return any(fetcher.is_shared for fetcher in self.fetchers)
 
     def source(self, frame: DataFrame) -> Stream:
         """A stream of the rows of a DataFrame, a streaming one if the flow is to be started."""
@@ -146,6 +167,8 @@ class Flow:
         trigger: dict[str, Any] = {"availableNow": True} if availableNow else {}
         if processingTime is not None:
             trigger["processingTime"] = processingTime
+        if any(fetcher.pending().rows for fetcher in self.fetchers):
+            self._own_turns.watch(self._spark())  # there may be no new rows
         writer = self._tagged().writeStream.queryName(self.name).foreachBatch(self._epoch)
         writer = writer.option("checkpointLocation", checkpoint)
         return (writer.trigger(**trigger) if trigger else writer).start()
@@ -156,26 +179,56 @@ class Flow:
 
     def drain(self) -> list[Pending]:
         """Answers rows that wait at the fetches, as far as U allows: for a flow that has ended. What waits still."""
-        turns: dict[str, Turn] = {}
-        unfinished: set[str] = set()
-        for fetcher in self.fetchers:
-            pending = fetcher.pending()
-            unfinished.update(pending.unfinished)
-            for query, drain in pending.drains.items():
-                turns[query] = min(drain.turn, turns.get(query, drain.turn))
-        for query, turn in turns.items():
-            if query in unfinished:
-                raise EpochOutOfOrder(
-                    f"flow {self.name!r} was stopped in the middle of epoch {turn.epoch}",
-                    hint="start it again first, so that the epoch comes to its end",
-                    epoch=turn.epoch,
-                    expected=turn.epoch,
-                )
-            spark = self._spark()
-            with frames.as_query(spark, query):
-                empty = [(stream, spark.createDataFrame([], frame.schema)) for frame, stream in self._sources]
-                self._run(empty, turn.number)
+        for query in self._drains(lambda *_: True):
+            with self._own_turns.one_at_a_time(query):
+                # While the query is active, a turn of its own may have been first.
+                drain = self._drains(lambda *_: True).get(query)
+                if drain is not None:
+                    self._drain(query, drain, self._spark())
         return [fetcher.pending() for fetcher in self.fetchers]
+
+    def waits(self) -> bool:
+        return any(fetcher.waits() for fetcher in self.fetchers)
+
+    def due(self) -> dict[str, Drain]:
+        """Queries of which rows that wait at a fetch may be ready, and the turn in which they can be answered."""
+        due = self._drains(Answering.pays)
+        # An epoch that was interrupted comes again by itself.
+        return {query: drain for query, drain in due.items() if drain.turn.drain}
+
+    def take(self, query: str, spark: SparkSession) -> None:
+        """Answers rows of a query that wait, as far as U allows, if there are any."""
+        drain = self.due().get(query)
+        if drain is not None:
+            self._drain(query, drain, spark)
+
+    def _drains(self, wanted: Callable[[Answering, Drain], bool]) -> dict[str, Drain]:
+        """Of each query the first of the turns in which its fetches can answer."""
+        first: dict[str, Drain] = {}
+        every = [fetcher.pending() for fetcher in self.fetchers]
+        for fetcher, pending in zip(self.fetchers, every, strict=True):
+            for query, drain in pending.drains.items():
+                if wanted(fetcher, drain) and (query not in first or drain.turn < first[query].turn):
+                    first[query] = drain
+        for query, drain in first.items():
+            last = max(pending.turns[query] for pending in every if query in pending.turns)
+            if last < drain.turn and any(pending.turns.get(query) != last for pending in every):
+                # A turn was interrupted between two fetches: those that had it repeat it, the others catch up.
+                first[query] = replace(drain, turn=last)
+        return first
+
+    def _drain(self, query: str, drain: Drain, spark: SparkSession) -> None:
+        turn = drain.turn
+        if turn.drain == 0 or any(query in fetcher.pending().unfinished for fetcher in self.fetchers):
+            raise EpochOutOfOrder(
+                f"flow {self.name!r} was stopped in the middle of epoch {turn.epoch}",
+                hint="start it again first, so that the epoch comes to its end",
+                epoch=turn.epoch,
+                expected=turn.epoch,
+            )
+        with frames.as_query(spark, query):
+            empty = [(stream, spark.createDataFrame([], frame.schema)) for frame, stream in self._sources]
+            self._run(empty, turn.number)
 
     def take_name(self, role: str, state: str, name: str) -> None:
         """A name serves once: what bears it a second time in an epoch would be taken for a replay of the first."""
@@ -188,10 +241,11 @@ class Flow:
         self._names.add((role, state, name))
 
     def answered(self, stream: Stream, frame: DataFrame, epoch: int) -> None:
-        """Rows that came through a fetch go on. They are kept: what comes next may look at them more than once."""
-        kept = frame.persist()
-        self._held.append(kept)
-        self._pass(self._expanded([(stream, kept)]), epoch)
+        """Rows that came through a fetch go on. They are kept where more than a sink looks at them."""
+        if not stream.only_sinks_once:
+            frame = frame.persist()
+            self._held.append(frame)
+        self._pass(self._expanded([(stream, frame)]), epoch)
 
     def _spark(self) -> SparkSession:
         if not self._sources:
@@ -213,7 +267,17 @@ class Flow:
         assert whole is not None
         return whole
 
+    @ends_with_query
     def _epoch(self, batch: DataFrame, epoch: int) -> None:
+        query = frames.query_of(batch) or LOCAL_QUERY
+        with self._own_turns.batch(batch.sparkSession, query, frames.run_of(batch)):
+            begun = self._drains(lambda _, drain: drain.begun).get(query)
+            if begun is not None:
+                # It was interrupted, and comes to its end first: sinks may have seen its rows.
+                self._drain(query, begun, batch.sparkSession)
+            self._run_batch(batch, epoch)
+
+    def _run_batch(self, batch: DataFrame, epoch: int) -> None:
         if len(self._sources) == 1:
             self._run([(self._sources[0][1], batch)], epoch)
             return
@@ -273,13 +337,12 @@ class Flow:
             return []
         waiting = [fetcher.pending().since for fetcher in self.fetchers]
         waits_since = min((since for since in waiting if since is not None), default=math.inf)
-        newest: dict[tuple[int, str], int | None] = {}  # of a frame's column: looked for once
+        newest: dict[int, dict[str, int | None]] = {}  # of a frame's columns: looked for once, in one job
         reports = []
         for reporting, frame in self._reported:
-            column = (id(frame), reporting.at)
-            if column not in newest:
-                newest[column] = _newest(frame, reporting.at)
-            time = newest[column]
+            if id(frame) not in newest:
+                newest[id(frame)] = _newest(frame, {other.at for other, of in self._reported if of is frame})
+            time = newest[id(frame)][reporting.at]
             if time is not None:
                 kind = frames.time_kind_of(frame.schema, reporting.at)
                 check_kind(reporting.at, kind, self.client.call(AskProgress(reporting.state)).time_kind)
@@ -288,8 +351,10 @@ class Flow:
         return reports
 
 
-def _newest(frame: DataFrame, at: str) -> int | None:
+def _newest(frame: DataFrame, columns: set[str]) -> dict[str, int | None]:
     from pyspark.sql import functions as f
 
-    found = frame.agg(f.max(frames.micros(frame.schema, at))).first()
-    return None if found is None else found[0]
+    names, schema = sorted(columns), frame.schema
+    found = frame.agg(*(f.max(frames.micros(schema, name)) for name in names)).first()
+    assert found is not None  # a row, whatever there is
+    return dict(zip(names, found, strict=True))

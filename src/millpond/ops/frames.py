@@ -15,7 +15,7 @@ from millpond.errors import BadOption, WrongColumn, WrongType, error_named
 from millpond.ops.columns import check_kind
 from millpond.ops.tasks import StageReply, StageTask
 from millpond.times import TimeKind
-from millpond.wire.base import LOCAL_QUERY, KindOfTime, Turn, check_query
+from millpond.wire.base import KindOfTime, Turn, check_query
 from millpond.wire.epochs import EpochPlan, Receipt
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 QUERY_ID = "sql.streaming.queryId"
+_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 def is_frame(rows: object) -> TypeGuard[DataFrame]:
@@ -41,33 +42,90 @@ def query_of(frame: DataFrame) -> str | None:
     return None if query is None else check_query(query)
 
 
-def run_of(frame: DataFrame) -> str | None:
-    """The id of the run of the streaming query, which each start of it changes; None outside of one."""
-    query, session = query_of(frame), frame.sparkSession
+def running_query(frame: DataFrame) -> Any:
+    """The streaming query whose batch this is, as Java has it; None outside of one, or when it has ended."""
+    query = query_of(frame)
+    return None if query is None else _running(frame.sparkSession, query)
+
+
+def _running(session: SparkSession, query: str) -> Any:
     java: Any = session.sparkContext._jvm  # noqa: SLF001 - Python has no way to a query from its own batch
-    if query in (None, LOCAL_QUERY) or java is None:
+    if java is None or not re.fullmatch(_UUID, query):
         return None
     active = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
-    running = active.get(java.java.util.UUID.fromString(query))
+    return active.get(java.java.util.UUID.fromString(query))
+
+
+def run_of(frame: DataFrame) -> str | None:
+    """The id of the run of the streaming query, which each start of it changes; None outside of one."""
+    running = running_query(frame)
     return None if running is None else str(running.runId().toString())
 
 
+def fixed(frame: DataFrame) -> tuple[DataFrame, int]:
+    """The frame with its partitions settled, however often and by whatever plan it is run; and how many they are.
+
+    Spark hands batches of a stream over like that. What another frame needs of shuffles runs here, and once.
+    """
+    from pyspark.sql import DataFrame as Frame
+
+    plan: Any = frame._jdf.queryExecution()  # noqa: SLF001 - Python has no way to a frame's partitions that plans it once
+    logical = plan.logical()
+    if logical.getClass().getSimpleName() == "LogicalRDD":
+        return frame, int(logical.rdd().getNumPartitions())
+    rdd = plan.toRdd()
+    session: Any = frame.sparkSession
+    settled = session._jsparkSession.internalCreateDataFrame(rdd, frame._jdf.schema(), False)  # noqa: SLF001
+    return Frame(settled, session), int(rdd.getNumPartitions())
+
+
 @contextmanager
-def as_query(spark: SparkSession, query: str) -> Iterator[None]:
-    """What runs inside belongs to that streaming query, as if in its `foreachBatch`."""
+def as_query(spark: SparkSession, query: str, run: str | None = None) -> Iterator[None]:
+    """What runs inside belongs to that streaming query, as if in its `foreachBatch`; with a run of it, it also ends when
+    that is stopped.
+    """
     context: Any = spark.sparkContext  # its types do not say that None unsets a property
-    before = context.getLocalProperty(QUERY_ID)
+    names = (QUERY_ID, "spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    before = {name: context.getLocalProperty(name) for name in names}
     context.setLocalProperty(QUERY_ID, query)
+    if run is not None:
+        context.setJobGroup(run, f"rows that waited in {query}", interruptOnCancel=True)
     try:
         yield
     finally:
-        context.setLocalProperty(QUERY_ID, before)
+        for name, value in before.items():
+            context.setLocalProperty(name, value)
+
+
+def active_run(spark: SparkSession, query: str) -> str | None:
+    """The id of the run of a streaming query that is active; None for one that is not, or is being stopped."""
+    running = _running(spark, query)
+    return str(running.runId().toString()) if running is not None and running.isActive() else None
+
+
+def is_stopped(spark: SparkSession) -> bool:
+    context: Any = spark.sparkContext
+    return context._jsc is None or bool(context._jsc.sc().isStopped())  # noqa: SLF001 - Python has no such question
+
+
+def default_session() -> SparkSession | None:
+    """The session that was started in this process, if there is one; whatever the thread."""
+    from pyspark.sql import SparkSession
+
+    session: SparkSession | None = SparkSession._instantiatedSession  # noqa: SLF001 - no name of its own is public
+    return None if session is None or is_stopped(session) else session
+
+
+def pause(spark: SparkSession, seconds: float) -> None:
+    """Sleeps in the Java thread of the query whose `foreachBatch` this is: `stop()` interrupts it as it does any batch."""
+    java: Any = spark.sparkContext._jvm  # noqa: SLF001 - as in `run_of`
+    java.java.lang.Thread.sleep(max(1, round(seconds * 1e3)))
 
 
 def active_session() -> SparkSession:
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
+    session = SparkSession.getActiveSession() or default_session()
     if session is None:
         raise BadOption(
             "there is no Spark session", hint="start one: rows that wait are Spark's", option="spark"
@@ -93,7 +151,9 @@ class Staging:
         self._link = link_of(client)
         self._intake = intake
         self._query, self._turn = query, turn
-        self._frame = frame.select(*(quoted(name) for name in intake.columns))
+        # A projection that changes nothing is analysed all the same.
+        whole = intake.columns == frame.columns
+        self._frame = frame if whole else frame.select(*(quoted(name) for name in intake.columns))
         self.time_kind: KindOfTime = "" if intake.at is None else time_kind_of(frame.schema, intake.at)
 
     def __call__(self, plan: EpochPlan) -> list[Receipt]:
@@ -107,19 +167,20 @@ def quoted(name: str) -> str:
 
 
 def check_columns(frame: DataFrame, names: list[str]) -> None:
+    columns = frame.columns  # Java is asked for them
     for name in names:
-        if frame.columns.count(name) != 1:
+        if columns.count(name) != 1:
             raise WrongColumn(
-                f"the DataFrame has {'no' if name not in frame.columns else 'more than one'} column {name!r}",
-                hint=f"it has: {', '.join(frame.columns)}",
+                f"the DataFrame has {'no' if name not in columns else 'more than one'} column {name!r}",
+                hint=f"it has: {', '.join(columns)}",
                 column=name,
-                available=frame.columns[:50],
+                available=columns[:50],
             )
 
 
 def check_questions(frame: DataFrame, asking: Asking) -> None:
-    """Refuses a frame that lacks a column, has one of the answers', or one that Spark's workers do not take."""
-    check_columns(frame, asking.columns)
+    """Refuses a frame that lacks a column, has one twice, one of the answers', or one that Spark's workers do not take."""
+    check_columns(frame, [*asking.columns, *frame.columns])
     asking.check_into(frame.columns)
     for field in frame.schema.fields:
         try:

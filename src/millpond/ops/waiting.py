@@ -1,21 +1,17 @@
-"""Rows of DataFrames that wait: tasks write them to the pond's root, and tasks read them back."""
+"""Rows of DataFrames that wait: what a turn leaves behind, and how it becomes rows of a later turn."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from millpond.errors import WrongType
 from millpond.ops import frames
-from millpond.ops.asking import DIGESTS, Asking
-from millpond.stores.waiting import WaitingFile, WaitingList, WaitingRows
-from millpond.wire.base import Turn
+from millpond.stores.waiting import WaitingList
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 # A column that was kept as one of these can be read as a later one.
@@ -31,94 +27,49 @@ class Left(NamedTuple):
     digest: int = 0
 
 
-class KeepTask:
-    """For `mapInArrow`: writes a partition's rows, if there are any, and says to which file.
+class Widening:
+    """How rows that waited get the columns that the stream has now. Plain data that tasks can carry."""
 
-    A task that runs twice writes two files: those whose names the driver collected count.
-    """
+    def __init__(self, schema: pa.Schema | None = None) -> None:
+        self._schema = schema
 
-    schema = "file string, rows long, lowest long, digest long"
-
-    def __init__(self, rows: WaitingRows, turn: Turn, token: str, asking: Asking) -> None:
-        self._rows = rows
-        self._turn = turn
-        self._token = token
-        self._asking = asking
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        some = [batch for batch in batches if batch.num_rows]
-        if some:
-            asked = self._asking.questions(pa.Table.from_batches(some), "")
-            file = self._rows.write(self._turn, self._token, some)
-            told = {"file": file.name, "rows": file.rows, "lowest": asked.lowest, "digest": asked.digest}
-            yield pa.RecordBatch.from_pylist([told])
+    def __call__(self, table: pa.Table) -> pa.Table:
+        if self._schema is None:
+            return table
+        columns = [
+            table.column(field.name).cast(field.type)
+            if field.name in table.column_names
+            else pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+            for field in self._schema
+        ]
+        return pa.Table.from_arrays(columns, schema=self._schema)
 
 
-class ReadTask:
-    """For `mapInArrow` over the numbers of tasks: reads each one's share of the files of a list."""
-
-    def __init__(self, rows: WaitingRows, listed: WaitingList, tasks: int) -> None:
-        self._rows = rows
-        self._listed = listed
-        self._tasks = tasks
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for file in self._listed.files[number :: self._tasks]:
-                    yield from self._rows.read(self._listed, file).to_batches()
-
-
-def keep(waiting: DataFrame, rows: WaitingRows, turn: Turn, asking: Asking) -> Left:
-    """Writes the rows down as what waits after a turn."""
-    token = rows.begin(turn)
-    task = KeepTask(rows, turn, token, asking)
-    found = waiting.mapInArrow(task, KeepTask.schema).collect()
-    if not found:
-        return Left()
-    rows.list_files(turn, token, waiting.schema.json(), (WaitingFile(row[0], row[1]) for row in found))
-    lowest, digest = min(row[2] for row in found), sum(row[3] for row in found) % DIGESTS
-    return Left(sum(row[1] for row in found), asking.first_time(lowest), token, digest)
-
-
-def kept(
-    spark: SparkSession, rows: WaitingRows, turn: Turn, token: str, schema: StructType | None = None
-) -> DataFrame:
-    """The rows that wait after a turn; with the columns of a schema, where the stream's have changed since."""
+def schema_of(listed: WaitingList) -> StructType:
+    """The columns of rows that wait, as the stream had them."""
     from pyspark.sql.types import StructType
 
-    listed = rows.listed(turn, token)
-    tasks = min(len(listed.files), spark.sparkContext.defaultParallelism)
-    frame = spark.range(0, tasks, 1, tasks).mapInArrow(
-        ReadTask(rows, listed, tasks), StructType.fromJson(json.loads(listed.schema))
-    )
-    return frame if schema is None else _with_columns(frame, schema)
+    return StructType.fromJson(json.loads(listed.schema))
 
 
-def _with_columns(frame: DataFrame, schema: StructType) -> DataFrame:
-    """A column that is new is null; one that became wider is cast."""
-    from pyspark.sql import functions as f
-
-    if frame.schema.simpleString() == schema.simpleString():
-        return frame
-    columns = []
+def widening(listed: WaitingList, schema: StructType) -> Widening:
+    """For rows that wait and a stream of that schema: a column that is new is null, one that became wider is cast."""
+    if not listed.schema:  # they came in Arrow tables
+        return Widening(frames.arrow_schema(schema))
+    before = schema_of(listed)
+    if before.simpleString() == schema.simpleString():
+        return Widening()
     for field in schema.fields:
-        wanted = field.dataType.simpleString()
-        if field.name not in frame.columns:
-            columns.append(f.lit(None).cast(field.dataType).alias(field.name))
+        if field.name not in before.names:
             continue
-        actual = frame.schema[field.name].dataType.simpleString()
-        column = f.col(frames.quoted(field.name))
-        if actual == wanted:
-            columns.append(column)
-        elif any(actual in widths and wanted in widths[widths.index(actual) :] for widths in WIDER):
-            columns.append(column.cast(field.dataType))
-        else:
+        wanted, actual = field.dataType.simpleString(), before[field.name].dataType.simpleString()
+        is_wider = any(actual in widths and wanted in widths[widths.index(actual) :] for widths in WIDER)
+        if actual != wanted and not is_wider:
             raise WrongType(
                 f"rows wait whose column {field.name!r} is {actual}; now it is {wanted}",
-                hint="answer them first: give the column the type it had, or drain the fetch",
+                hint="the epoch has begun: give the column the type it had until none of them wait",
                 column=field.name,
                 expected=actual,
                 actual=wanted,
             )
-    return frame.select(*columns)
+    return Widening(frames.arrow_schema(schema))

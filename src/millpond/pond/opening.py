@@ -7,12 +7,10 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 import stat
 import sys
 import threading
 import time
-import warnings
 from contextlib import suppress
 from typing import IO, Any, Literal, get_args
 
@@ -25,6 +23,7 @@ from millpond.coordinator.service import CoordinatorService
 from millpond.durable.files import OsFiles
 from millpond.errors import BadOption, BadRoot, MillpondError, NotPrivate, PondInUse
 from millpond.pond.pond import Pond
+from millpond.pond.workers import check_workers
 from millpond.runtime import Threads
 from millpond.wire.connection import LocalConnection
 from millpond.wire.flight import FlightDialer, FlightService, dialer_to
@@ -95,6 +94,8 @@ def open_pond(
             option="trust",
         )
     check_host(host)
+    if spark is not None:
+        check_workers(spark)
     path = _checked_root(root)
     if trust == "data" and not os.path.isdir(os.path.join(path, JOURNAL)):
         raise BadRoot(
@@ -129,6 +130,8 @@ def connect(address: str, token: str, spark: Any = None) -> Pond:
             hint="it is in the file `token` under the pond's root",
             option="token",
         )
+    if spark is not None:
+        check_workers(spark)
     dial = dialer_to(address, token)
     connection = dial.pond(address)
     try:
@@ -146,19 +149,7 @@ def _with_spark(pond: Pond) -> Pond:
         from millpond.pond.source import source_of
 
         pond.spark.dataSource.register(source_of(pond.link))
-        _warn_of_another_python(pond.spark.sparkContext)
     return pond
-
-
-def _warn_of_another_python(context: Any) -> None:
-    """On this machine, Spark's workers should be this Python. Elsewhere nobody here knows."""
-    found = shutil.which(context.pythonExec)
-    if context.master.startswith("local") and os.path.dirname(found or "") != os.path.dirname(sys.executable):
-        warnings.warn(
-            f"Spark's workers run {context.pythonExec!r}, which may not have millpond;"
-            f" set PYSPARK_PYTHON={sys.executable} before the session is started",
-            stacklevel=4,
-        )
 
 
 class _EmbeddedPond:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Protocol, Self, get_args
 
-import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.client.client import Client
@@ -130,7 +130,7 @@ class Pond:
             )
         columns = TableSpec(key, value).columns
         spec = TableSpec(key, value, default_row(columns, default))
-        canonical = replace(spec, key=format_ddl(pa.schema([spec.key_field])), value=format_ddl(spec.columns))
+        canonical = replace(spec, key=format_ddl(spec.keys), value=format_ddl(spec.columns))
         self._client.call(OpenResident(GroupSpec(check_name(group, "the group"), None, {name: canonical})))
         return self._existing_table(name)
 
@@ -152,15 +152,21 @@ class Pond:
         kind: str = "type",
         at: str = "ts",
         seq: str | None = None,
-        late: str = "drop",
+        delay: str | int | timedelta | None = None,
+        late: str | Callable[[Any, int], Any] = "output",
+        limit: str | float | timedelta | None = None,
+        memory: str | int | None = None,
         history: str = "continue",
     ) -> Transactions:
         """An operator `(rows, epoch)` that runs each event as a transaction, exactly once.
 
         `kinds` are the functions by the value of the column `kind`; with one function the column may be missing.
-        The events of an epoch run as if one after the other in the order of the columns `at` and `seq`. Events
-        older than the newest of the epochs before are late: dropped and counted, or with `late="error"` the epoch is
-        refused. `name` is the operator's, for ever: the same name continues where it stopped; `history` as for
+        The events of an epoch run as if one after the other in the order of the columns `at` and `seq`. With a
+        `delay` they wait in the pond until the newest `at` is so far ahead of them, and run in that order across epochs.
+        Events below the watermark, the newest `at` of the epochs before less the delay, are late: their outputs have
+        the reason "late"; with `late="drop"` they have none, with `late="error"` the epoch is refused, and a function gets them
+        as `(rows, epoch)`. An epoch whose events run for longer than `limit`, or for which their container
+        takes more than `memory`, is refused, and the error names the event. `name` is the operator's, for ever: the same name continues where it stopped; `history` as for
         `State.update`.
         """
         if isinstance(tables, str | Table):
@@ -180,7 +186,19 @@ class Pond:
             )
         group = groups[names[0]]
         return Transactions(
-            self._client, group, name, names, kinds, kind=kind, at=at, seq=seq, late=late, history=history
+            self._client,
+            group,
+            name,
+            names,
+            kinds,
+            kind=kind,
+            at=at,
+            seq=seq,
+            delay=delay,
+            late=late,
+            limit=limit,
+            memory=memory,
+            history=history,
         )
 
     def flow(self, name: str) -> Flow:

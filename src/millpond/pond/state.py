@@ -15,6 +15,7 @@ from millpond.code.rules import FetchRule, fetch_rule, latest, neighbours
 from millpond.errors import BadOption, wrong_time_kind
 from millpond.ops.columns import Names
 from millpond.ops.fetch import Fetch
+from millpond.ops.step import Step, StepFunction
 from millpond.ops.update import Update
 from millpond.pond.snapshots import read_versions, snapshot_table, snapshot_time, snapshot_time_kind
 from millpond.stores.ruleset import warn_if_interpreted
@@ -55,6 +56,7 @@ class State:
         late: str = "drop",
         seq: str | None = None,
         history: str = "continue",
+        idle: str | timedelta | None = None,
         name: str,
     ) -> Update:
         """An operator `(table, epoch)` that adds rows, exactly once.
@@ -66,6 +68,9 @@ class State:
         for ever: the same name continues where it stopped, in the same query. A name that another query began is
         refused, unless `history="new"` (this query begins, the other ends) or `history="shared"` (both go on, each
         with epochs and a watermark of its own).
+
+        With `idle`, a duration, an updater of which no rows came for so long holds U back no longer; when rows come it
+        does again, and those below U are late. U never falls. Without it, one that is silent holds U back for ever.
         """
         return Update(
             self._client,
@@ -78,6 +83,7 @@ class State:
             name=name,
             seq=seq,
             history=history,
+            idle=idle,
         )
 
     def fetch(
@@ -124,6 +130,45 @@ class State:
             history=history,
         )
 
+    def step(
+        self,
+        function: StepFunction,
+        *,
+        key: Names,
+        value: Names,
+        into: Names | None = None,
+        isolation: str = "committed",
+        staleness: int | None = 1,
+        wait: str | timedelta = "10 minutes",
+        history: str = "continue",
+        name: str,
+    ) -> Step:
+        """An operator `(rows, epoch)` that reads the State, computes, and writes it, in the tasks that have the rows.
+
+        `function(rows, ask)` gets the rows of a task as an Arrow table. `ask(table)` gives a table with the columns `key`
+        back with the answers, in the columns `into`; it may be called any number of times. What the function returns,
+        a table with the columns `key` and `value`, updates the State, exactly once.
+
+        Time is counted in epochs: epoch t of a name writes at t. It begins once all steps of the State have written
+        t - `staleness`, and reads what was final then; with `isolation="uncommitted"` whatever is there by now, and
+        with `staleness=None` besides it waits for nobody. One that has waited for longer than `wait` fails. Several
+        tasks of one epoch do not see what the others write. A function that may run again, when a task does, has no
+        side effects. `name` and `history` are as for `update`, but no two queries share a name.
+        """
+        return Step(
+            self._client,
+            self._spec,
+            function,
+            key=key,
+            into=into,
+            value=value,
+            isolation=isolation,
+            staleness=staleness,
+            wait=wait,
+            history=history,
+            name=name,
+        )
+
     def finish(self, name: str) -> None:
         """The updater `name` will send no more: it holds U back no longer."""
         self._client.call(Report(self.name, check_name(name, "the updater"), math.inf, None))
@@ -148,7 +193,7 @@ class State:
             self._client.call(Report(self.name, name, update_progress, fetch_progress, kind))
 
     def progress(self) -> ResidentProgress:
-        """U (`update`), F (`fetch`), and the progress of each updater and fetcher."""
+        """U (`update`), F (`fetch`), the progress of each updater and fetcher, and which updaters U waits for (`held_by`)."""
         return self._client.call(AskProgress(self.name))
 
     def snapshot(self, at: int | datetime | None = None) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ from millpond.wire.groups import FindRows, GroupSpec, ReadTable
 
 
 def default_row(columns: pa.Schema, default: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A default as a table keeps it: every value of its column's type, times as microseconds."""
+    """A default as a table keeps it: every value of its column's type, times as microseconds, dates as days, decimals
+    as texts."""
     if default is None:
         return None
     if not isinstance(default, Mapping):
@@ -30,8 +32,8 @@ def default_row(columns: pa.Schema, default: Mapping[str, Any] | None) -> dict[s
             continue  # the spec refuses it, and names what there is
         type_ = columns.field(name).type
         try:
-            held = cast_column(pa.array([value]), pa.field(name, type_), name)[0]
-        except (MillpondError, pa.ArrowException, OverflowError):
+            held = _default_value(value, pa.field(name, type_))
+        except (MillpondError, pa.ArrowException, OverflowError, InvalidOperation):
             held = pa.scalar(None)
         if not held.is_valid:
             raise BadOption(
@@ -39,8 +41,21 @@ def default_row(columns: pa.Schema, default: Mapping[str, Any] | None) -> dict[s
                 hint=f"give column {name!r} a value of its type",
                 option="default",
             )
-        out[name] = held.value if pa.types.is_timestamp(type_) else held.as_py()
+        if pa.types.is_timestamp(type_) or pa.types.is_date32(type_):
+            out[name] = held.value
+        else:
+            out[name] = str(held.as_py()) if pa.types.is_decimal(type_) else held.as_py()
     return out
+
+
+def _default_value(value: Any, field: pa.Field) -> pa.Scalar:
+    """Also a decimal's text and a date's days, as `Table.default` has them."""
+    plain = not isinstance(value, bool)
+    if pa.types.is_decimal(field.type) and plain and isinstance(value, str | int | float):
+        return pa.array([Decimal(str(value))], field.type)[0]
+    if pa.types.is_date32(field.type) and plain and isinstance(value, int):
+        return pa.array([value], pa.int32()).cast(field.type)[0]
+    return cast_column(pa.array([value]), field, field.name)[0]
 
 
 class Table:
@@ -78,24 +93,55 @@ class Table:
         message = ReadTable(self._group.name, self.name)
         return self._client.read_home(message, self._group.home_slice)
 
-    def read(self, keys: Sequence[Any] | pa.Array | pa.ChunkedArray) -> pa.Table:
-        """The rows of those keys that are there, in the order of the keys."""
-        if isinstance(keys, pa.ChunkedArray):
-            keys = keys.combine_chunks()
+    def read(self, keys: Sequence[Any] | pa.Array | pa.ChunkedArray | pa.Table) -> pa.Table:
+        """The rows of those keys that are there, in the order of the keys.
+
+        A key of several columns is a tuple, one of a single column may be; many come as a `pa.Table` that has those columns.
+        """
+        schema = self._spec.keys
         try:
-            type_ = self._spec.key_type
-            array = keys if isinstance(keys, pa.Array) else pa.array(keys)
-            # A cast to strings takes anything; all other casts refuse what would not be the same key.
-            array = pa.array(keys, type_) if pa.types.is_string(type_) else array.cast(type_)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+            columns = [
+                _key_column(column, field.type)
+                for column, field in zip(self._key_columns(keys), schema, strict=True)
+            ]
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise WrongType(
                 f"these are no keys of table {self.name!r}: {error}",
-                hint=f"its key is {self.key!r}",
-                column=self._spec.key_field.name,
+                hint=f"its key is {self.key!r}; give a list of keys, tuples where it has several columns",
+                column=schema.names[0],
                 expected=self.key,
                 actual="",
             ) from None
-        if array.null_count:
-            raise NullKey("a key is null", column=self._spec.key_field.name, rows=array.null_count)
-        batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([self._spec.key_field]))
+        for name, column in zip(schema.names, columns, strict=True):
+            if column.null_count:
+                raise NullKey("a key is null", column=name, rows=column.null_count)
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         return self._client.ask_home(FindRows(self._group.name, self.name), self._group.home_slice, batch)
+
+    def _key_columns(self, keys: Any) -> Sequence[Any]:
+        names = self._spec.keys.names
+        if isinstance(keys, pa.Table):
+            missing = sorted(set(names) - set(keys.column_names))
+            if missing:
+                raise ValueError(f"there is no column {missing[0]!r}")
+            return [keys[name] for name in names]
+        tuples = isinstance(keys, list | tuple) and any(isinstance(key, tuple) for key in keys)
+        if len(names) == 1 and not tuples:
+            return [keys]
+        if isinstance(keys, pa.Array | pa.ChunkedArray):
+            raise TypeError("a key of several columns comes in tuples, or as a table")
+        rows = list(keys)
+        for row in rows:
+            if not isinstance(row, tuple | list) or len(row) != len(names):
+                values = "one value" if len(names) == 1 else f"{len(names)} values"
+                raise TypeError(f"{row!r} is no tuple of {values}")
+        return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in names]
+
+
+def _key_column(keys: Any, type_: pa.DataType) -> pa.Array:
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    # A cast to strings takes anything; all other casts refuse what would not be the same key.
+    if pa.types.is_string(type_):
+        return pa.array(keys, type_)
+    return (keys if isinstance(keys, pa.Array) else pa.array(keys)).cast(type_)

@@ -14,6 +14,7 @@ from millpond.code.capture import described
 from millpond.code.rules import FetchRule
 from millpond.errors import BadOption, BadRule, RuleFailed, TotalOverflow, WrongType
 from millpond.kernels import lookups
+from millpond.schema import TIME
 from millpond.stores import views
 from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.cells import Column, Layout, in_place_array, numbers
@@ -22,7 +23,7 @@ from millpond.stores.ruleset import net_neighbours, returned
 from millpond.stores.userrules import UserRule, fitting
 
 AGGREGATES = {"total": lookups.TOTAL, "smallest": lookups.SMALLEST, "largest": lookups.LARGEST}
-RULES = ("latest", "as_of", "values", "count", *AGGREGATES, "neighbours", "custom")
+RULES = ("latest", "as_of", "values", "count", *AGGREGATES, "neighbours", "changes", "custom")
 
 
 def result_schema(values: pa.Schema, fetch: FetchRule) -> pa.Schema:
@@ -38,13 +39,17 @@ def result_schema(values: pa.Schema, fetch: FetchRule) -> pa.Schema:
         return pa.schema([pa.field(field.name, _total_type(field)) for field in values])
     if rule in AGGREGATES:
         return pa.schema([pa.field(field.name, _ordered_type(field, rule)) for field in values])
-    if rule == "neighbours":
+    if rule in ("neighbours", "changes"):
         if len(values) < 2 or not pa.types.is_boolean(values.field(len(values) - 1).type):
             raise BadRule(
                 "neighbours() reads a State with the update rule edges()",
                 hint="use another fetch rule",
                 rule=rule,
             )
+        if rule == "changes":
+            ends = [values.field(0), values.field(len(values) - 1)]
+            columns = [pa.field(TIME, pa.int64()), *ends]
+            return pa.schema([pa.field(field.name, pa.list_(field.type)) for field in columns])
         return pa.schema([pa.field(field.name, pa.list_(field.type)) for field in list(values)[:-1]])
     if rule == "custom" and fetch.code is not None:
         return pa.schema([pa.field(fetch.code.name, returned(fetch))])
@@ -140,6 +145,12 @@ class Reader:
         kept = net_neighbours(offsets, *self._gather(columns, positions))
         sums = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
         return sums[offsets], positions[kept != 0]
+
+    def changes(self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int) -> list[pa.Array]:
+        """The time, the neighbour and what became of it, for each update of each range, oldest first."""
+        offsets, positions = self._expanded(begin, end, total)
+        ends = self._gather([self._columns[0], self._columns[-1]], positions)
+        return _lists(offsets, [self.times(positions), *ends])
 
     def neighbours(self, begin: NDArray[np.int64], end: NDArray[np.int64], total: int) -> list[pa.Array]:
         """All value columns but the last, for the neighbours that each range leaves."""

@@ -59,8 +59,8 @@ def _used_strings(
     used = np.zeros(len(strings), np.bool_)
     used[0] = True
     for table, of in zip(tables, rows, strict=True):
-        if table.layout.key == "string":
-            used[table.index.stored_keys().longs[of]] = True
+        for place in table.layout.string_keys:
+            used[table.index.keys[of, place]] = True
         for cell in table.layout.string_cells:
             used[table.cells[of, cell]] = True
             used[table.first[cell]] = True

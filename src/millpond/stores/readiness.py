@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Times: TypeAlias = Any
 """An int, an int64 array or a Spark column."""
+WALKS = ("paths", "changes")
 Truth: TypeAlias = Any
 """For each time whether it is so: a bool, an array of bool or a Spark column."""
 
@@ -65,10 +66,13 @@ def lowest_asked(
 
     Without a low bound an answer depends on the upper bound alone if compaction keeps what it needs: the newest value
     below F, under `edges` the neighbours, under a user's own rule whatever the user's reads need. Else it depends on
-    all values of its range.
+    all values of its range. A walk looks at each neighbour's last update up to the upper bound, so that what it needs is
+    there whatever the low bound.
     """
     if len(highs) == 0:
         return math.inf
+    if rule.name in WALKS and served_below(rule, spec):
+        return int(highs.min())
     if served_below(rule, spec) and (lows is None or rule.name == "as_of"):
         return int(highs.min())
     return int(lows.min()) + 1 if lows is not None and rule.name != "as_of" else -math.inf
@@ -76,7 +80,7 @@ def lowest_asked(
 
 def served_below(rule: FetchRule, spec: StateSpec) -> bool:
     """Whether compaction keeps what the rule needs of the values below F."""
-    kept = ("neighbours",) if spec.update.name == "edges" else ("latest", "as_of")
+    kept = ("neighbours", *WALKS) if spec.update.name == "edges" else ("latest", "as_of")
     return rule.name in kept or spec.compact.name == "custom"
 
 

@@ -112,6 +112,19 @@ def spread(values: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.i
     return out
 
 
+def is_plain_long(column: pa.Array) -> bool:
+    """Whether its values are 64 bits each, with no null among them."""
+    return bool(pa.types.is_primitive(column.type) and column.type.bit_width == 64 and column.null_count == 0)
+
+
+def spread_long(column: pa.Array, places: NDArray[np.int64]) -> pa.Array:
+    """Such a column in slice order."""
+    if len(column) == 0:
+        return column
+    words = np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+    return pa.Array.from_buffers(column.type, len(column), [None, pa.py_buffer(spread(words, places))])
+
+
 def restore(parts: Sequence[pa.Array], places: NDArray[np.int64]) -> pa.Array:
     """Answers, slice by slice, in the order of the batch whose row i went to `places[i]`."""
     whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millpond.kernels._jit import jit
+from millpond.stores.growing import grown
 from millpond.stores.tables import TableStore
 
 Longs = NDArray[np.int64]
@@ -29,12 +30,17 @@ class TableUndo:
         self._rows: Longs = np.empty(0, np.int64)
         self._cells: Longs = np.empty((0, store.layout.width), np.int64)
         self._single: dict[int, Longs] = {}
+        # What kernels keep of rows that they come to.
+        self._late_count: Longs = np.zeros(1, np.int64)
+        self._late_rows: Longs = np.empty(0, np.int64)
+        self._late_cells: Longs = np.empty((0, store.layout.width), np.int64)
 
     def keep(self, store: TableStore, written: Sequence[RowNumbers]) -> None:
         """Keeps rows before anything is written to them. To be called once."""
         touches = sum(len(range(start, len(numbers), step)) for numbers, start, step in written)
         if 2 * touches > self._rows_before:
             self._whole = store.cells[: self._rows_before].copy()  # faster than to pick half of them
+            self._is_kept[:] = 1
             return
         for numbers, start, step in written:
             _mark(numbers, start, step, self._is_kept)
@@ -51,19 +57,38 @@ class TableUndo:
             self._single[row] = store.cells[row].copy()
             self._is_kept[row] = 1
 
+    def make_room(self) -> None:
+        """For rows that kernels keep, if there is none left."""
+        count = int(self._late_count[0])
+        if count == len(self._late_rows):
+            rows = grown(self._late_rows, count, max(1024, 2 * count))
+            self._late_cells = grown(self._late_cells, count, len(rows))
+            self._late_rows = rows
+
+    @property
+    def late(self) -> tuple[NDArray[np.uint8], Longs, Longs, Longs]:
+        """For kernels: marks of rows, and the rows that they keep, with their cells and how many they are."""
+        return self._is_kept, self._late_rows, self._late_cells, self._late_count
+
     def put_back(self, store: TableStore) -> None:
-        store.cells[self._rows_before : store.count] = store.first
+        # Rows that kernels made may not count yet, if the epoch broke off.
+        rows = max(store.count, min(len(store.index), len(store.cells)))
+        store.cells[self._rows_before : rows] = store.first
         if self._whole is not None:
             store.cells[: self._rows_before] = self._whole
         store.cells[self._rows] = self._cells
         for row, cells in self._single.items():
             store.cells[row] = cells
+        late = int(self._late_count[0])
+        store.cells[self._late_rows[:late]] = self._late_cells[:late]
 
     @property
     def nbytes(self) -> int:
         whole = 0 if self._whole is None else int(self._whole.nbytes)
         return (
-            whole + int(self._cells.nbytes + self._rows.nbytes) + sum(c.nbytes for c in self._single.values())
+            whole
+            + int(self._cells.nbytes + self._rows.nbytes + self._late_cells.nbytes + self._late_rows.nbytes)
+            + sum(c.nbytes for c in self._single.values())
         )
 
 

@@ -41,6 +41,10 @@ class WaitingList(NamedTuple):
     schema: str
     files: list[WaitingFile]
 
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
 
 class WaitingRows:
     """What waits in one query at one fetcher. Plain data that tasks can carry."""
@@ -67,15 +71,15 @@ class WaitingRows:
     def _bits(self, count: int) -> int:
         return secrets.randbits(count) if self._random_bits is None else self._random_bits(count)
 
-    def begin(self, turn: Turn) -> str:
-        """Makes room for the files of a turn; gives the token that theirs are to carry."""
-        self._files.make_dir(self._path(turn))
+    def token(self) -> str:
+        """A new one, for the files of one run of a turn."""
         return f"{self._bits(64):016x}"
 
     def write(self, turn: Turn, token: str, batches: Sequence[pa.RecordBatch]) -> WaitingFile:
         """Writes rows as a file of their own, which counts once it is listed."""
         name = f"{token}-{self._bits(64):016x}.arrow"
         metadata = {"turn": _name_of(turn), "token": token}
+        self._files.make_dir(self._path(turn))
         write_table_file(self._files, self._path(turn, name), WAITING, batches[0].schema, batches, metadata)
         return WaitingFile(name, sum(batch.num_rows for batch in batches))
 
@@ -83,6 +87,7 @@ class WaitingRows:
         """These files are what waits after the turn, as the run that has the token saw it."""
         batch = pa.RecordBatch.from_pylist([file._asdict() for file in files], LIST_SCHEMA)
         metadata = {"turn": _name_of(turn), "token": token, "schema": schema}
+        self._files.make_dir(self._path(turn))
         write_table_file(
             self._files, self._path(turn, _list_of(token)), WAITING, LIST_SCHEMA, [batch], metadata
         )
@@ -105,11 +110,13 @@ class WaitingRows:
         self._check(listed.turn, file.name, metadata, listed.token)
         return pa.Table.from_batches(batches, schema)
 
-    def remove_before(self, oldest: Turn) -> None:
-        """Removes what no turn asks for any more. What cannot be removed now is tried again after the next turn."""
+    def remove_before(self, oldest: Turn, answered: Turn) -> None:
+        """Removes what no turn asks for any more: of turns before the oldest, and of drains before that which was answered
+        but the one before it. What cannot be removed now is tried again after the next turn.
+        """
         for folder in self._files.list(self.folder):
             turn = _turn_of(folder)
-            if turn is not None and turn < oldest:
+            if turn is not None and (turn < oldest or _is_passed(turn, answered)):
                 with suppress(OSError):
                     for name in self._files.list(self._path(turn)):
                         self._files.remove(self._path(turn, name))
@@ -136,6 +143,10 @@ def _list_of(token: str) -> str:
 
 def _name_of(turn: Turn) -> str:
     return f"{turn.epoch:012d}.{turn.drain:04d}"
+
+
+def _is_passed(turn: Turn, answered: Turn) -> bool:
+    return turn.epoch == answered.epoch and 0 < turn.drain < answered.drain - 1
 
 
 def _turn_of(name: str) -> Turn | None:

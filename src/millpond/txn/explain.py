@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.txn.compiler.facts import EVENT_FRAME, Analysis, Use
+from millpond.txn.compiler.facts import EVENT_FRAME, WHOLE, Analysis, Use
 from millpond.txn.functions import TransactionFunction
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ def _uses(found: Analysis, uses: Iterable[Use]) -> str:
     for slot, names in columns.items():
         where = ", ".join(str(line) for line in sorted(lines[slot]))
         each = " in each round of a loop" if found.slots[slot].frame != EVENT_FRAME else ""
-        out.append(f"{found.slot_text(slot)}.{', '.join(names)}{each} (line {where})")
+        columns_of = [name for name in names if name != WHOLE]
+        text = found.slot_text(slot) + (f".{', '.join(columns_of)}" if columns_of else "")
+        out.append(f"{text}{'' if columns_of else ' as a whole'}{each} (line {where})")
     return "\n".join(dict.fromkeys(out)) or "nothing"
 
 
@@ -98,6 +100,14 @@ def _dependencies(found: Analysis) -> str:
 
 
 def _plan(found: Analysis) -> str:
+    if found.is_late:
+        reasons = sorted(found.late, key=lambda late: (late.line, late.why))
+        lines = [f"line {late.line}: {late.why}" for late in reasons]
+        cost = (
+            "it finds its rows one by one as it runs, so that nothing runs beside it: an epoch with such events "
+            "takes one thread"
+        )
+        return "\n".join(["serial only: " + cost, *dict.fromkeys(lines)])
     if found.single:
         return "chains: it touches one key"
     why = found.coupling()
@@ -107,6 +117,10 @@ def _plan(found: Analysis) -> str:
 
 
 def _epoch_plan(found: Mapping[str, Analysis]) -> str:
+    late = [kind for kind, facts in found.items() if facts.is_late]
+    if late:
+        rest = "; of an epoch without them, the cheapest" if len(late) < len(found) else ""
+        return f"serial: {', '.join(late)} {'finds' if len(late) == 1 else 'find'} rows late{rest}"
     coupled = [kind for kind, facts in found.items() if facts.coupling()]
     if coupled:
         return f"serial, groups or rounds, whichever is cheapest: {', '.join(coupled)} couples keys"

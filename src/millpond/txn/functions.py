@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Collection
 from types import FunctionType
@@ -82,9 +83,10 @@ def transaction(
 ) -> TransactionFunction | Callable[[Callable[..., Any]], TransactionFunction]:
     """Make a plain function a transaction.
 
-    Its parameters are tables, by name, and fields of the event. It may read and write columns (`t[k].col`), use if
-    and for, local variables, arithmetic, and `abort("reason")`, and return one value or a tuple. A key must follow
-    from the event's fields; one that depends on a row is a BadTransaction that names the line.
+    Its parameters are tables, by name, and fields of the event. It may read and write columns (`t[k].col`), ask for rows
+    (`k in t`, `t.get(k)`) and delete them, use if, for and while, local variables, lists and sets, arithmetic, and
+    `abort("reason")`, and return one value or a tuple. What it may not do is a BadTransaction that names the line. Keys
+    that do not follow from the event's fields alone are found as it runs, and nothing runs beside it.
 
     `results` names the result columns, as in `results="balance, fee"`, with types if wanted: `"balance long"`. They
     are called r0, r1, ... otherwise.
@@ -150,7 +152,7 @@ def _results(text: str, found: Analysis) -> tuple[tuple[str, ...], tuple[pa.Data
     if not text:
         return tuple(f"r{i}" for i in range(found.width)), (None,) * found.width
     names, types = [], []
-    for part in text.split(","):
+    for part in re.split(r",(?![^(]*\))", text):  # not within decimal(p,s)
         words = part.strip().split(maxsplit=1)
         names.append(words[0] if words else "")
         types.append(parse_ddl(words[1], "value").field(0).type if len(words) > 1 else None)

@@ -110,7 +110,10 @@ class BeginEpoch(Call[EpochPlan], frozen=True, tag=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one task staged: the driver commits exactly the receipts it collected."""
+    """What one task staged: the driver commits exactly the receipts it collected.
+
+    `source` is a digest of the rows that the staged ones were made from, where other ones may be staged next time.
+    """
 
     partition: Count
     attempt: Count
@@ -118,6 +121,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     late: Count
     digest: Unsigned64
     time_max: int | None
+    source: Unsigned64 | None = None
 
 
 class EpochCommitted(Message, frozen=True, tag=True):
@@ -143,6 +147,33 @@ class CommitEpoch(Call[EpochCommitted], frozen=True, tag=True):
     time_kind: KindOfTime
     receipts: list[Receipt]
     work: Work
+    owes: bool = False
+    """Whether the epoch's outputs are to be `HandedOver` before another comes."""
 
     def __post_init__(self) -> None:
         check_progress(self.late_below)
+
+
+class WriterTurns(Message, frozen=True, tag=True):
+    """Of each query of an operator its last turn; and the turns whose outputs are still to be handed over."""
+
+    last: dict[Query, Turn]
+    owed: dict[Query, Turn]
+
+
+class AskTurns(Call[WriterTurns], frozen=True, tag=True):
+    """Answered when all that was decided is visible."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
+
+    resident: Name
+    updater: Name
+
+
+class HandedOver(Call[Done], frozen=True, tag=True):
+    """What a turn gave has been taken by whoever it is for."""
+
+    resident: Name
+    updater: Name
+    query: Query
+    turn: Turn

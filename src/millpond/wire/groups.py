@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
 
 from millpond.code.tables import TableSpec, TransactionSetCode
-from millpond.wire.base import Count, Done, Exchange, Name, Read, SliceId
+from millpond.times import Progress
+from millpond.wire.base import Count, Done, Exchange, Name, Read, SliceId, check_progress
 from millpond.wire.resident import ResidentSpec
 
 
@@ -39,13 +41,28 @@ class GroupSpec(ResidentSpec, frozen=True, tag="group", forbid_unknown_fields=Tr
 
 
 class TransactionWork(msgspec.Struct, frozen=True, tag="transactions", forbid_unknown_fields=True):
-    """The epoch's events run: the functions, the columns that tell kind, time and order, and the Arrow schema."""
+    """The epoch's events run: the functions, the columns that tell kind, time and order, and the Arrow schema.
+
+    Those below `late_below` do not, and have outputs that say so. Those that are not below `watermark` wait; without one
+    all run, and those that waited up to the newest of their times. `takes_over`: what waited for other queries of the
+    operator waits for this one now.
+    The events may run for `seconds_max`, and take `memory_max` bytes; when they run again from the log, what they take.
+    """
 
     functions: TransactionSetCode
     kind: str
     at: str
     seq: str | None
     schema: bytes
+    late_below: Progress = -math.inf
+    watermark: Progress | None = None
+    takes_over: bool = False
+    seconds_max: float | None = None
+    memory_max: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_progress(self.late_below)
+        check_progress(self.watermark)
 
 
 class FindRows(Exchange[Done], frozen=True, tag=True):
@@ -60,3 +77,9 @@ class ReadTable(Read, frozen=True, tag=True):
     """Every row of a table, as whole epochs left it."""
 
     table: Name
+
+
+class ReadDelayed(Read, frozen=True, tag=True):
+    """Of each writer of an operator that has events which wait: how many, their oldest and newest time, and their schema."""
+
+    operator: Name

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from millpond.errors import BadMessage
 from millpond.times import Progress
 from millpond.wire.base import (
     LONG_CALL_S,
@@ -187,11 +189,19 @@ class Locate(Call[Placement], frozen=True, tag=True):
 
 
 class Register(Call[Done], frozen=True, tag=True):
-    """Let an updater or a fetcher exist. Registering again changes nothing."""
+    """Let an updater or a fetcher exist. Registering again changes nothing but `idle_s`.
+
+    An updater of which no rows came for `idle_s` seconds is left out of U.
+    """
 
     resident: Name
     name: Name
     role: Literal["updater", "fetcher"]
+    idle_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.idle_s is not None and not 0 < self.idle_s < math.inf:
+            raise BadMessage(f"{self.idle_s} is no number of seconds to be idle for")
 
 
 class Forget(Call[Done], frozen=True, tag=True):

@@ -36,22 +36,47 @@ def run_serially(work: Callable[[Any], None], items: Sequence[Any], rows: int) -
         work(item)
 
 
+class Watched(Protocol):
+    """A piece of work that says how it is getting on. It is asked from another thread."""
+
+    seconds_max: float | None
+    memory_max: int | None
+
+    @property
+    def spent_s(self) -> float: ...
+
+    @property
+    def grown_bytes(self) -> int: ...
+
+    def where(self) -> str:
+        """What it is at, as in "at event 3"; empty if it cannot tell."""
+
+
 class Limits(Protocol):
     """Runs what may contain user code, and ends it when it takes too long."""
 
-    def run(self, what: str, work: Callable[[], _T]) -> _T: ...
+    def run(self, what: str, work: Callable[[], _T], watched: Watched | None = None) -> _T: ...
+
+    def doom(self, why: str) -> None:
+        """The process must end, and begin anew from what is durable."""
 
 
 class Unlimited:
-    def run(self, what: str, work: Callable[[], _T]) -> _T:
+    def run(self, what: str, work: Callable[[], _T], watched: Watched | None = None) -> _T:
         return work()
+
+    def doom(self, why: str) -> None:
+        pass
 
 
 class NoCode:
     """For a root whose code is not trusted: what may contain user code is not run."""
 
-    def run(self, what: str, work: Callable[[], _T]) -> _T:
+    def run(self, what: str, work: Callable[[], _T], watched: Watched | None = None) -> _T:
         raise not_trusted(f"{what} would run code")
+
+    def doom(self, why: str) -> None:
+        pass
 
 
 class Means(NamedTuple):

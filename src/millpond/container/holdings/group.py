@@ -1,7 +1,8 @@
 """What a container holds of a group of tables: their rows, and what the last transactions on them gave.
 
 A group lives whole in one slice, its home. The events of an epoch run when it is prepared, in the order of their
-times, with an undo kept until it is decided; run again from the log, they leave the same tables and outputs.
+times, with an undo kept until it is decided; run again from the log, they leave the same tables and outputs. Those
+of an operator with a delay may wait here, for an epoch in which its watermark has passed them.
 """
 
 from __future__ import annotations
@@ -17,71 +18,44 @@ from msgspec.structs import replace
 
 from millpond.code.tables import TableSpec, TransactionSetCode
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Revert
-from millpond.errors import BadMessage, BadType, SchemaMismatch, WrongType, unknown_table
+from millpond.container.holdings.due import Delayed, apart, check_room, due_events
+from millpond.container.holdings.group_store import GroupStore
+from millpond.container.room import ROOM_SHARE
+from millpond.errors import (
+    BadMessage,
+    BadType,
+    SchemaMismatch,
+    Unavailable,
+    WrongType,
+    unknown_table,
+)
 from millpond.schema import format_ddl
 from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.compaction import compact
-from millpond.stores.outputs import Outputs, in_batches
-from millpond.stores.parts import PARTS, Part, pack, unpack
+from millpond.stores.outputs import in_batches
+from millpond.stores.parts import PARTS
 from millpond.stores.rows import digest_columns
+from millpond.stores.scratch import Scratch
 from millpond.stores.strings import Strings
 from millpond.stores.tables import TableStore
-from millpond.txn import TransactionSet, load_transactions
+from millpond.txn import NotPutBack, TransactionSet, Watch, load_transactions
 from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
-from millpond.wire.groups import FindRows, GroupSpec, ReadTable, TransactionWork
+from millpond.wire.groups import FindRows, GroupSpec, ReadDelayed, ReadTable, TransactionWork
 from millpond.wire.questions import ReadOutputs
 from millpond.wire.specs import Resident, Spec
 
 REPORT_WAIT_S = 1.0
-
-
-class GroupStore:
-    """The tables of a group, and the outputs of the newest epochs of each writer."""
-
-    def __init__(self, tables: Mapping[str, TableSpec]) -> None:
-        self.strings = Strings()
-        self.tables: dict[str, TableStore] = {}
-        self.outputs = Outputs()
-        self.set_tables(tables)
-
-    def set_tables(self, tables: Mapping[str, TableSpec]) -> None:
-        """From now on these; those that are there already keep their rows."""
-        for name in set(self.tables) - set(tables):
-            del self.tables[name]
-        for name, spec in tables.items():
-            if name not in self.tables:
-                self.tables[name] = TableStore(spec, self.strings)
-
-    def copy(self) -> GroupStore:
-        """All of it as it is now, to be read while this one goes on."""
-        other = GroupStore({})
-        other.strings = self.strings.copy()
-        other.tables = {name: table.copy(other.strings) for name, table in self.tables.items()}
-        other.outputs = self.outputs.copy()
-        return other
-
-    def export(self) -> pa.RecordBatch:
-        tables = [Part("table", name, table.export()) for name, table in self.tables.items()]
-        return pack([*tables, *(Part("outputs", name, rows) for name, rows in self.outputs.export())])
-
-    def load(self, batch: pa.RecordBatch) -> None:
-        for kind, name, rows in unpack(batch):
-            if kind == "outputs":
-                self.outputs.load(name, rows)
-            elif name in self.tables:  # else it was dropped since
-                self.tables[name].load(rows)
-
-    def validate(self) -> None:
-        """Raises AssertionError if an invariant does not hold. For tests."""
-        for table in self.tables.values():
-            table.validate()
+# Outputs travel as the events came; in smaller batches than this, on the average, each would be felt.
+OUTPUT_ROWS_MIN = 1 << 14
 
 
 class Ran(NamedTuple):
-    """What the events of an epoch gave, and how to take it back."""
+    """What the events of an epoch gave, and how to take it back. `delayed` are those that wait after it, by writer."""
 
     outputs: pa.Table
+    delayed: Delayed
+    late: int
     aborted: int
     figures: dict[str, Any]
     undo: Revert
@@ -95,8 +69,10 @@ class GroupHolding(Holding[GroupStore]):
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
         super().__init__(resident, pond_slices, means)
-        self._figures: dict[str, Any] = {"epochs": 0, "events": 0, "committed": 0, "aborted": 0}
+        self._figures: dict[str, Any] = {"epochs": 0, "events": 0, "committed": 0, "aborted": 0, "late": 0}
         self._sizes: dict[str, dict[str, int]] = {}
+        # Guarded by the lock of the home slice.
+        self._scratch = Scratch()
 
     @property
     def _group(self) -> GroupSpec:
@@ -180,6 +156,8 @@ class GroupHolding(Holding[GroupStore]):
         """Runs the events. Whoever reads in between sees the tables as they were."""
         held = self.held(self._home)
         what = f"the transactions of {record.writer.partition('@')[0]!r}"
+        assert isinstance(record.work, TransactionWork)
+        watch = Watch(record.work.seconds_max, record.work.memory_max)
 
         def run() -> Ran:
             with held.lock:
@@ -187,17 +165,19 @@ class GroupHolding(Holding[GroupStore]):
                 assert held.undecided is None, "an epoch is undecided"
                 ran: Ran | None = None
                 try:
-                    ran = self._run(record, held.store)
+                    ran = self._run(record, held.store, self._scratch, watch)
+                    self._check_room(ran.delayed, held.store.delayed)
                     held.undecided = ran.undo
+                except NotPutBack as failure:
+                    raise self._torn(held, failure) from failure
                 except BaseException:
                     # Between the two, an interrupt would leave an epoch that nobody can take back.
                     if ran is not None:
-                        ran.undo(held.store)
-                        held.undecided = None
+                        self._take_back(held, ran.undo)
                     raise
                 return ran
 
-        return Ready(record, self.means.limits.run(what, run))
+        return Ready(record, self.means.limits.run(what, run, watch))
 
     def undo(self, ready: Ready) -> None:
         held = self.slices.get(self._home)
@@ -205,8 +185,24 @@ class GroupHolding(Holding[GroupStore]):
             return
         with held.lock:
             if held.undecided is ready.made.undo:
-                held.undecided(held.store)
-                held.undecided = None
+                self._take_back(held, held.undecided)
+
+    def _take_back(self, held: HeldSlice[GroupStore], undo: Revert) -> None:
+        """The caller holds the lock."""
+        try:
+            undo(held.store)
+        except BaseException as failure:
+            raise self._torn(held, failure) from failure
+        held.undecided = None
+
+    def _torn(self, held: HeldSlice[GroupStore], failure: BaseException) -> Unavailable:
+        """Nobody looks at these tables any more: the container ends, and another rebuilds them from its log."""
+        held.torn = True
+        why = (
+            f"the tables of group {self.name!r} could not be put back after an epoch that failed: {failure!r}"
+        )
+        self.means.limits.doom(why)
+        return Unavailable(why, hint="the container begins anew", address="")
 
     def apply(self, ready: Ready) -> int:
         held = self.held(self._home)
@@ -221,7 +217,7 @@ class GroupHolding(Holding[GroupStore]):
         if held is None or held.has_seen(record.writer, record.turn):
             return 0
         ran = self.means.limits.run(
-            f"group {self.name!r} from the log", lambda: self._run(record, held.store)
+            f"group {self.name!r} from the log", lambda: self._run(record, held.store, Scratch())
         )
         self._keep(record, ran, held)
         self._count(ran)
@@ -230,9 +226,13 @@ class GroupHolding(Holding[GroupStore]):
     def _keep(self, record: Record, ran: Ran, held: HeldSlice[GroupStore]) -> None:
         with held.changing(record.writer, record.turn):
             held.store.outputs.keep(record.writer, record.turn, ran.outputs)
+            held.store.delayed = ran.delayed
             held.dirty = True
 
-    def _run(self, record: Record, store: GroupStore) -> Ran:
+    def _check_room(self, after: Delayed, before: Delayed) -> None:
+        check_room(self.name, after, before, self.means.memory // ROOM_SHARE)
+
+    def _run(self, record: Record, store: GroupStore, scratch: Scratch, watch: Watch | None = None) -> Ran:
         """Runs an epoch's events on the tables. An error leaves them as they were."""
         work = record.work
         assert isinstance(work, TransactionWork)
@@ -244,30 +244,50 @@ class GroupHolding(Holding[GroupStore]):
         batches = [part.batch for part in record.parts]
         if any(not batch.schema.equals(schema) for batch in batches):
             raise BadMessage(f"events for group {self.name} are not of the schema they were announced with")
-        # Once here, or again wherever a column is wanted as one array.
-        events = pa.Table.from_batches(batches, schema).combine_chunks()
+        events = pa.Table.from_batches(batches, schema)
+        if len(batches) * OUTPUT_ROWS_MIN > len(events):
+            events = events.combine_chunks()
+        delayed, waited = apart(store.delayed, record.writer, work.takes_over)
         try:
-            arranged = functions.arrange(events, kind=work.kind, at=work.at, seq=work.seq)
+            due = due_events(events, waited, work)
+            # Only what the functions read, and only while they run: outputs have the events as they came.
+            fields = (name for found in functions.found.values() for name in found.fields)
+            wanted = (work.at, *(() if work.seq is None else (work.seq,)), *fields)
+            running = scratch.joined(due.events, wanted)
+            arranged = functions.arrange(running, kind=work.kind, at=work.at, seq=work.seq)
+            if len(due.new_waiting):
+                # Bad events are refused in the epoch in which they come.
+                functions.arrange(due.new_waiting, kind=work.kind, at=work.at, seq=work.seq)
         except pa.ArrowException as error:
             raise WrongType(
                 f"events for group {self.name} cannot be read: {error}",
                 hint="cast the columns of kind, time and seq to string, timestamp or long",
             ) from None
-        outcome = functions.execute(arranged, store.tables, self.means.threads)
-        outputs = outcome.outputs.drop_columns(["event"])
-        aborted = len(events) - outputs["reason"].null_count
-        for field, column in zip(outputs.schema, outputs.columns, strict=True):
-            events = events.append_column(field, column)
+        if len(due.waiting):
+            delayed[record.writer] = due.waiting
+        if watch is not None:
+            watch.tells_of(due.events, work.at)
+        outcome = functions.execute(arranged, store.tables, self.means.threads, watch=watch)
+        outcomes = outcome.outputs.drop_columns(["event"])
+        aborted = len(outcomes) - outcomes["reason"].null_count
         undo = outcome.undo
-        return Ran(events, aborted, outcome.figures, lambda store: undo.put_back(store.tables))
+        return Ran(
+            due.outputs(outcomes),
+            delayed,
+            due.late,
+            aborted,
+            outcome.figures,
+            lambda store: undo.put_back(store.tables),
+        )
 
     def _count(self, ran: Ran) -> None:
-        before, events = self._figures, len(ran.outputs)
+        before, events = self._figures, len(ran.outputs) - ran.late
         self._figures = {
             "epochs": before["epochs"] + 1,
             "events": before["events"] + events,
             "committed": before["committed"] + events - ran.aborted,
             "aborted": before["aborted"] + ran.aborted,
+            "late": before["late"] + ran.late,
             "last": ran.figures,
         }
 
@@ -277,6 +297,8 @@ class GroupHolding(Holding[GroupStore]):
             with held.lock:
                 for writer in writers:
                     held.store.outputs.forget(writer)
+                delayed = held.store.delayed
+                held.store.delayed = {w: rows for w, rows in delayed.items() if w not in writers}
 
     # Questions
 
@@ -284,9 +306,9 @@ class GroupHolding(Holding[GroupStore]):
         if not isinstance(message, FindRows):
             raise BadMessage(f"{self.name} is a group of tables: it does not answer {type(message).__name__}")
         keys, spec = rows.batch, self._group.tables.get(message.table)
-        if spec is None or keys.num_columns != 1 or not keys.schema.field(0).type.equals(spec.key_type):
-            raise BadMessage(f"keys for table {message.table!r} come as one column of its key's type")
-        rows_there = self._read(message.table, lambda table: table.find(keys.column(0), budget))
+        if spec is None or keys.schema.types != spec.keys.types:
+            raise BadMessage(f"keys for table {message.table!r} come as columns of its key's types")
+        rows_there = self._read(message.table, lambda table: table.find(keys.columns, budget))
         return Answer(
             Done(),
             rows_there.combine_chunks().to_batches()[0] if len(rows_there) else _empty(rows_there.schema),
@@ -299,6 +321,9 @@ class GroupHolding(Holding[GroupStore]):
             held = self.held(SliceId(message.slice))
             with held.lock:
                 rows = held.store.outputs.read(message.writer, message.turn, message.start, message.stop)
+        elif isinstance(message, ReadDelayed):
+            # As decided epochs left them: one that is undecided has not changed them yet.
+            rows = self.held(self._home).store.list_delayed(message.operator)
         else:
             raise BadMessage(f"{self.name} is a group of tables: it does not answer {type(message).__name__}")
         return rows.schema, in_batches(rows)
@@ -322,13 +347,16 @@ class GroupHolding(Holding[GroupStore]):
             try:
                 if not held.torn and held.undecided is None:
                     compact(held.store.tables.values())
+                    self._scratch.rest()
             finally:
                 held.lock.release()
         return True
 
     @property
     def outputs_bytes(self) -> int:
-        return sum(held.store.outputs.nbytes for held in list(self.slices.values()))
+        stores = [held.store for held in list(self.slices.values())]
+        waiting = sum(rows.nbytes for store in stores for rows in store.delayed.values())
+        return waiting + sum(store.outputs.nbytes for store in stores)
 
     def figures(self) -> dict[str, Any]:
         """Of the tables, and of how transactions ran.
@@ -344,7 +372,9 @@ class GroupHolding(Holding[GroupStore]):
                 self._sizes = {name: {"keys": len(t), "bytes": t.nbytes} for name, t in tables}
             finally:
                 held.lock.release()
-        return {**self._figures, "tables": self._sizes}
+        delayed = held.store.delayed.values()
+        waiting = {"rows": sum(map(len, delayed)), "bytes": sum(rows.nbytes for rows in delayed)}
+        return {**self._figures, "waiting": waiting, "tables": self._sizes}
 
 
 def table_exists(name: str, was: str, wanted: str) -> SchemaMismatch:
@@ -370,15 +400,15 @@ def _new_home(homes: Sequence[int], owners: Sequence[int]) -> int:
 
 
 def _check_table(name: str, spec: TableSpec) -> None:
-    key, columns = pa.schema([spec.key_field]), spec.columns
-    if (format_ddl(key), format_ddl(columns)) != (spec.key, spec.value):
+    if (format_ddl(spec.keys), format_ddl(spec.columns)) != (spec.key, spec.value):
         raise BadMessage(f"the types of table {name!r} are not in their canonical form")
-    if spec.key_field.name in columns.names:
-        raise BadType(
-            f"key and value of table {name!r} both have a column {spec.key_field.name!r}",
-            hint="give one of them another name",
-            ddl=spec.key_field.name,
-        )
+    for key in spec.keys.names:
+        if key in spec.columns.names:
+            raise BadType(
+                f"key and value of table {name!r} both have a column {key!r}",
+                hint="give one of them another name",
+                ddl=key,
+            )
     TableStore(spec, Strings())  # a default that does not fit raises
 
 

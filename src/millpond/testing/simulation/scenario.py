@@ -22,6 +22,7 @@ from millpond.testing.simulation.memory import scarce_memory
 from millpond.testing.simulation.pond import SimPond
 from millpond.testing.simulation.report import LINES, Report
 from millpond.testing.simulation.scheduler import Process
+from millpond.testing.simulation.silence import SilenceModel, SilenceReader, SilentUpdater
 from millpond.testing.simulation.states import (
     KEYS,
     AddModel,
@@ -62,6 +63,8 @@ class Scenario:
             self._draw_ledger("accounts")
         if chance.random() < 0.5:
             self.apps.append(Passer(self.pond, self.chronicle, "passer", chance, self.storm_s / 8))
+        if chance.random() < 0.3:
+            self._draw_silence("silence")
 
     def _draw_state(self, name: str) -> None:
         chance = self.chance
@@ -83,6 +86,17 @@ class Scenario:
         self.readers.append(
             Reader(self.pond, self.chronicle, f"{name}_reader", model, chance, self.storm_s / 16)
         )
+
+    def _draw_silence(self, name: str) -> None:
+        chance = self.chance
+        count, epochs = chance.choice((2, 3)), chance.randint(3, 8)
+        feeds = {f"{name}_feed{n}": draw_feed(chance, n, count, epochs) for n in range(count)}
+        model = SilenceModel(name, feeds)
+        pause_s = PACE * self.storm_s / epochs
+        for feed in feeds:
+            self.apps.append(SilentUpdater(self.pond, self.chronicle, feed, model, chance, pause_s))
+        reader = SilenceReader(self.pond, self.chronicle, f"{name}_reader", model, chance, self.storm_s / 16)
+        self.apps.append(reader)
 
     def _draw_ledger(self, table: str) -> None:
         epochs = self.chance.randint(2, 8)
@@ -282,7 +296,7 @@ class Checker(App):
     def work(self, pond: Pond, process: Process) -> None:
         for ledger in self._ledgers:
             rows = pond.table(ledger.table).snapshot().to_pylist()
-            ledger.check_balances(len(ledger.epochs), {row["key"]: row["balance"] for row in rows})
+            ledger.check_balances(ledger.acknowledged, {row["key"]: row["balance"] for row in rows})
         for model in self._models:
             state = open_state(pond, model)
             progress = state.progress()

@@ -287,7 +287,7 @@ class Updater(App):
         """Stages an epoch that nobody commits."""
         part = Part(f"q-{self.name}", turn_of(len(self.feed.epochs)), 0)
         rows = [Row(key, DESERTED_AT, 0, 0) for key in range(KEYS)]
-        intake.stage(pond._client, _table(rows), EpochPlan(-math.inf, "long", False), part)  # noqa: SLF001
+        intake.stage(pond._client, table_of(rows), EpochPlan(-math.inf, "long", False), part)  # noqa: SLF001
         self.say("stages rows and leaves them")
 
     def _commit(self, pond: Pond, intake: Intake, epoch: int, query: str) -> EpochCommitted:
@@ -299,7 +299,7 @@ class Updater(App):
             def task(partition: int) -> Receipt:
                 part = Part(query, turn, partition)
                 attempts = [
-                    intake.stage(client, _table(parts[partition]), plan, part)
+                    intake.stage(client, table_of(parts[partition]), plan, part)
                     for _ in range(self._chance.choice((1, 1, 1, 2, 3)))
                 ]
                 return self._chance.choice(attempts)
@@ -423,7 +423,7 @@ def check_snapshot(model: StateModel, rows: dict[int, tuple[int, int]], below: P
         )
 
 
-def _table(rows: Sequence[Row]) -> pa.Table:
+def table_of(rows: Sequence[Row]) -> pa.Table:
     columns = zip(*rows, strict=True) if rows else ([], [], [], [])
     return pa.table(
         {name: pa.array(column, pa.int64()) for name, column in zip("ktvs", columns, strict=True)}

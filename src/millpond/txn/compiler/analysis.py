@@ -1,7 +1,8 @@
 """What a transaction function reads and writes, and what depends on what: from its text alone.
 
-The walk follows each local variable and remembers which rows it was made from. A key that was made from a row is
-refused. All that the event alone decides is *clean*: it can be worked out for a whole epoch before anything runs.
+The walk follows each local variable and remembers which rows it was made from. All that the event alone decides is
+*clean*: it can be worked out for a whole epoch before anything runs. A key that was made from a row makes the function
+*late*: its rows are found while it runs.
 """
 
 from __future__ import annotations
@@ -11,8 +12,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millpond.errors import BadTransaction
-from millpond.txn.compiler.facts import EVENT_FRAME, NONE, Abort, Analysis, Frame, Result, Slot, Sources, Use
-from millpond.txn.compiler.syntax import REFUSED, abort_call, bound_names, reason_of, refuse, tables_in
+from millpond.txn.compiler.facts import (
+    EVENT_FRAME,
+    NONE,
+    WHOLE,
+    Abort,
+    Analysis,
+    Frame,
+    Late,
+    Result,
+    Slot,
+    Sources,
+    Use,
+)
+from millpond.txn.compiler.syntax import (
+    REFUSED,
+    abort_call,
+    bound_names,
+    is_collection,
+    key_of,
+    key_text,
+    reason_of,
+    refuse,
+    table_asked,
+    table_row,
+    tables_in,
+)
+
+COLLECTING = ("add", "append", "discard", "remove", "clear", "extend", "update", "pop", "insert")
+"""Methods that change a local list or set."""
 
 
 def analyse(tree: ast.FunctionDef, tables: Sequence[str] | None = None) -> Analysis:
@@ -63,6 +91,13 @@ class _Walk:
         self.frame = EVENT_FRAME
         self.loops: list[_Loop] = []
         self.shared: dict[tuple[str, str, int], Slot] = {}
+        self.sets = {
+            target.id
+            for node in ast.walk(found.tree)
+            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(("set(", "{"))
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
         bindings = bound_names(found.tree)
         self.fixed = {name: EVENT_FRAME for name in found.fields if not bindings[name]}
         self.single = {name for name, count in bindings.items() if count == 1 and name not in found.fields}
@@ -88,13 +123,19 @@ class _Walk:
         for statement in body:
             self.statement(statement)
 
-    def statement(self, node: ast.stmt) -> None:
+    def statement(self, node: ast.stmt) -> None:  # noqa: C901 - a case for each
         match node:
             case ast.If():
                 self.branch(node)
             case ast.For():
                 self.loop(node)
+            case ast.While():
+                self.repeat(node)
+            case ast.Delete():
+                self.delete(node)
             case ast.Assign():
+                if is_collection(node.value):
+                    self.late(node, "it makes a list or a set of its own")
                 value = self.value_or_row(node.value)
                 for target in node.targets:
                     self.assign(target, node.value, value, node)
@@ -116,11 +157,20 @@ class _Walk:
             case ast.Expr() if (call := abort_call(node.value)) is not None:
                 self.abort(call, node)
             case _:
-                # What else there is runs interpreted; a key must be clean there too.
-                sources = self.value(node)
-                self.mark(node, sources)
-                for name in bound_names(node):
-                    self.env[name] = self.env.get(name, NONE) | sources | self.control
+                self.other(node)
+
+    def other(self, node: ast.stmt) -> None:
+        """A statement that changes local variables at most, if it is one that can be compiled at all."""
+        sources = self.value(node)
+        self.mark(node, sources)
+        changed = set(bound_names(node))
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method))):
+                if method in COLLECTING:
+                    self.late(node, f"{name} is a list or a set of its own")
+                    changed.add(name)
+        for name in changed:
+            self.env[name] = self.env.get(name, NONE) | sources | self.control
 
     def mark(self, node: ast.AST, sources: Sources) -> None:
         """Keeps what a statement depends on; the last look at it, in a loop, counts."""
@@ -153,6 +203,13 @@ class _Walk:
     def loop(self, node: ast.For) -> None:
         if node.orelse:
             raise refuse(self.tree, node.orelse[0], "a loop of a transaction has no else")
+        if isinstance(node.iter, ast.Name) and node.iter.id in self.sets:
+            raise refuse(
+                self.tree,
+                node,
+                f"the set {node.iter.id!r} has no order to loop in",
+                hint="keep a list beside it, or count with len",
+            )
         over = self.value(node.iter)
         self.mark(node, over)
         self.condition(node.iter, over)
@@ -190,6 +247,43 @@ class _Walk:
         if loop.cut:
             self.found.ragged.add(node)
         self.control, self.frame = outside_control, outside_frame
+
+    def repeat(self, node: ast.While) -> None:
+        """A loop that ends when it ends: how often it goes round, nobody knows before it runs."""
+        if node.orelse:
+            raise refuse(self.tree, node.orelse[0], "a loop of a transaction has no else")
+        self.late(node, "how often while goes round shows only as it runs")
+        outside = self.control
+        loop = _Loop(self.frame)
+        self.loops.append(loop)
+        while True:
+            before = dict(self.env), dict(self.rows), loop.cut, self.exits, self.control
+            test = self.value(node.test)
+            self.mark(node, test)
+            self.condition(node.test, test)
+            self.control = outside | test | loop.cut
+            self.block(node.body)
+            self.env, self.rows = joined(before[0], self.env), joined(before[1], self.rows)
+            if (self.env, self.rows, loop.cut, self.exits, self.control) == before:
+                break
+        self.loops.pop()
+        self.control = outside
+
+    def delete(self, node: ast.Delete) -> None:
+        sources = NONE
+        for target in node.targets:
+            if not isinstance(target, ast.Subscript) or not self.is_row(target):
+                raise refuse(
+                    self.tree,
+                    node,
+                    f"del of {ast.unparse(target)}",
+                    hint="del takes a row away, as in del table[key]",
+                )
+            sources |= self.whole(target, write=True)
+        self.mark(node, sources)
+
+    def late(self, node: ast.AST, why: str) -> None:
+        self.found.late.add(Late(getattr(node, "lineno", self.tree.lineno), why))
 
     def carried(self, env: Env, over: Sources) -> Env:
         """The variables as the next round finds them: what came from this loop's rows came from another round."""
@@ -279,23 +373,25 @@ class _Walk:
     def value_or_row(self, node: ast.expr) -> Sources | tuple[Sources]:
         """What the value was made from; as a tuple, the slots of the row that it is."""
         if self.is_row(node):
-            return (self.row(node),)
+            return (self.whole(node, write=False) if isinstance(node, ast.Call) else self.row(node),)
         if isinstance(node, ast.Name) and node.id in self.rows:
             return (self.rows[node.id],)
         return self.value(node)
 
     def is_row(self, node: ast.AST) -> bool:
-        return (
-            isinstance(node, ast.Subscript)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in self.found.tables
-        )
+        return table_row(node, self.found.tables) is not None
 
     def value(self, node: ast.AST) -> Sources:
         match node:
+            case ast.Compare() if table_asked(node, self.found.tables) is not None:
+                return self.whole(node, write=False)
+            case ast.Compare(
+                left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]
+            ) if name in self.rows:
+                return self.rows[name]
             case ast.Attribute() if self.is_row(node.value) or getattr(node.value, "id", None) in self.rows:
                 return self.column(node, write=False)
-            case ast.Subscript() if self.is_row(node):
+            case ast.Subscript() | ast.Call() if self.is_row(node):
                 raise refuse(
                     self.tree,
                     node,
@@ -348,26 +444,37 @@ class _Walk:
             (self.found.writes if write else self.found.reads).add(Use(own, node.attr, node.lineno, depends))
         return slots
 
+    def whole(self, node: ast.AST, write: bool) -> Sources:
+        """A row that is asked for, or deleted, as a whole."""
+        slots = self.row(node)
+        for slot in slots:
+            use = Use(slot, WHOLE, getattr(node, "lineno", 0), self.control | self.exits)
+            (self.found.writes if write else self.found.reads).add(use)
+        return slots
+
     def row(self, node: ast.AST) -> Sources:
-        assert isinstance(node, ast.Subscript)
-        assert isinstance(node.value, ast.Name)
-        sources = self.value(node.slice)
-        if sources:
+        table = table_row(node, self.found.tables) or table_asked(node, self.found.tables)
+        assert table is not None
+        if isinstance(node, ast.Call) and (len(node.args) != 1 or node.keywords):
             raise refuse(
                 self.tree,
                 node,
-                f"the key of {ast.unparse(node)} depends on {self.found.slot_texts(sources)}",
-                hint="a key must follow from the event's fields, so that all keys are known before anything runs",
+                f"{ast.unparse(node)} takes one key",
+                hint="a key of several columns is a tuple, as in table.get((a, b))",
             )
+        sources = self.value(key_of(node))
+        if sources:
+            slots = self.found.slot_texts(sources)
+            self.late(node, f"the key of {table.id}[{key_text(node)}] comes from {slots}")
         slot = self.found.slot_of.get(node)
         if slot is None:
-            slot = self.found.slot_of[node] = self.slot(node, node.value.id)
+            slot = self.found.slot_of[node] = self.slot(node, table.id)
         return frozenset([slot.number])
 
-    def slot(self, node: ast.Subscript, table: str) -> Slot:
-        key = ast.unparse(node.slice)
+    def slot(self, node: ast.AST, table: str) -> Slot:
+        key = key_text(node)
         frame = self.frame
-        names = {n.id for n in ast.walk(node.slice) if isinstance(n, ast.Name)} & set(self.env)
+        names = {n.id for n in ast.walk(key_of(node)) if isinstance(n, ast.Name)} & set(self.env)
         can_share = all(name in self.fixed for name in names)
         if can_share:
             frame = EVENT_FRAME
@@ -381,7 +488,8 @@ class _Walk:
             frame = self.frame
         elif (table, key, frame) in self.shared:
             return self.shared[table, key, frame]
-        made = Slot(len(self.found.slots), table, key, node.lineno, frame, self.place(frame))
+        line = getattr(node, "lineno", self.tree.lineno)
+        made = Slot(len(self.found.slots), table, key, line, frame, self.place(frame))
         self.found.slots.append(made)
         if can_share:
             self.shared[table, key, frame] = made

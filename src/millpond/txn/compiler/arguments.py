@@ -61,6 +61,11 @@ def result(kind: int, place: int) -> str:
     return f"out{kind}_{place}"
 
 
+def null_result(kind: int, place: int) -> str:
+    """Filled by the kernel: 1 where that value is None."""
+    return f"nul{kind}_{place}"
+
+
 def cells(table: int) -> str:
     """The rows of a table."""
     return f"c_{table}"
@@ -76,6 +81,31 @@ def known_rows(table: int) -> str:
     return f"known_{table}"
 
 
+def row_slots(table: int) -> str:
+    """The slots of its row index."""
+    return f"ix_{table}"
+
+
+def row_keys(table: int) -> str:
+    """The keys of its rows, and place for more."""
+    return f"kk_{table}"
+
+
+def row_count(table: int) -> str:
+    """How many rows have keys."""
+    return f"xc_{table}"
+
+
+def first_row(table: int) -> str:
+    """What a row that is not there holds."""
+    return f"first_{table}"
+
+
+def kept(table: int) -> tuple[str, str, str, str]:
+    """What undoes the epoch: marks of rows, rows, their cells, and how many."""
+    return f"km_{table}", f"kr_{table}", f"kc_{table}", f"kn_{table}"
+
+
 def of_fields(kind: int, fields: Mapping[str, EventField]) -> list[str]:
     out = [event_rows(kind)]
     for name, found in fields.items():
@@ -88,13 +118,17 @@ def of_key_kernel(kind: int, fields: Mapping[str, EventField], tables: Iterable[
 
 
 def of_body_kernel(
-    tables: Iterable[int], fields: Sequence[Mapping[str, EventField]], results: Sequence[int]
+    tables: Iterable[int],
+    fields: Sequence[Mapping[str, EventField]],
+    results: Sequence[int],
+    late: Sequence[bool],
+    others: Iterable[str],
 ) -> tuple[str, ...]:
-    """`fields` and numbers of `results` by kind."""
-    out = [*BODY]
+    """`fields`, numbers of `results` and whether rows are found late, by kind; and what `others` they use."""
+    out = [*BODY, *sorted(others)]
     for table in tables:
         out += [cells(table), doubles(table)]
     for kind, (own, count) in enumerate(zip(fields, results, strict=True)):
-        out += [*of_fields(kind, own), slots(kind), first_slots(kind)]
+        out += of_fields(kind, own) if late[kind] else [*of_fields(kind, own), slots(kind), first_slots(kind)]
         out += [result(kind, place) for place in range(count)]
     return tuple(out)

@@ -19,6 +19,7 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from millpond.kernels._jit import JIT_ENABLED
+from millpond.kernels.rows import ask_for_known, ask_for_row, ask_for_slot, find_row, keep_row, row_of
 
 LOWEST = -(1 << 63)
 HIGHEST = (1 << 63) - 1
@@ -285,6 +286,55 @@ def steps(start: int, stop: int, step: int) -> int:
     return to_long(full) + 1 if full < limit else RANGE_STEPS_MAX + 1
 
 
+@_part
+def single(a: float) -> float:
+    """As a float holds it."""
+    return to_double(np.float32(a))
+
+
+@_part
+def cut_units(a: int, unit: int) -> int:
+    """How many whole units there are, towards 0."""
+    low: int = floordiv(a, unit)
+    return low + 1 if a < 0 and a - low * unit != 0 else low
+
+
+@_part
+def ceil_units(a: int, unit: int) -> int:
+    """How many units there are, the last one maybe not whole."""
+    low: int = floordiv(a, unit)
+    return low + 1 if a - low * unit != 0 else low
+
+
+@_part
+def round_half_up(a: int, unit: int) -> int:
+    """To the nearest unit; of two, to that which is further from 0. A unit is a power of ten."""
+    low: int = floordiv(a, unit)
+    rest = a - low * unit
+    half = floordiv(unit, 2)
+    return low + 1 if rest > half or (rest == half and a >= 0) else low
+
+
+@_part
+def round_half_even(a: int, unit: int) -> int:
+    """To the nearest unit; of two, to the even one."""
+    low: int = floordiv(a, unit)
+    rest = a - low * unit
+    half = floordiv(unit, 2)
+    return low + 1 if rest > half or (rest == half and mod(low, 2) != 0) else low
+
+
+@_part
+def compare_units(a: int, ups: int, b: int, other_ups: int) -> int:
+    """a * ups beside b * other_ups, one of which is 1: -1, 0 or 1. Neither product is made where it would not fit."""
+    if mul_overflows(a, ups):
+        return 1 if a > 0 else -1
+    if mul_overflows(b, other_ups):
+        return -1 if b > 0 else 1
+    one_side, other = mul(a, ups), mul(b, other_ups)
+    return 1 if one_side > other else (-1 if one_side < other else 0)
+
+
 if JIT_ENABLED:
 
     @_part
@@ -305,7 +355,12 @@ NAMES: dict[str, Any] = {
         *("add", "sub", "mul", "add_overflows", "sub_overflows", "mul_overflows", "to_long", "to_double"),
         *("floordiv", "mod", "floordiv_double", "mod_double", "truediv", "compare", "fits_long"),
         *("shift_left", "shift_left_overflows", "shift_right", "steps", "exp"),
+        *("single", "cut_units", "ceil_units", "round_half_up", "round_half_even", "compare_units"),
         "known_row",
     )
+}
+NAMES |= {
+    function.__name__: function
+    for function in (find_row, row_of, keep_row, ask_for_known, ask_for_slot, ask_for_row)
 }
 NAMES |= {"math": math, "np": np, "inf": math.inf, "nan": math.nan}

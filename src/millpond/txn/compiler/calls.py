@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 
 from millpond.txn.compiler.arithmetic import LOWEST
-from millpond.txn.compiler.expressions import Expressions
-from millpond.txn.compiler.values import DOMAIN, NAN, OVERFLOW, CannotCompile, Value
+from millpond.txn.compiler.decimals import Decimals
+from millpond.txn.compiler.values import DOMAIN, NAN, OVERFLOW, CannotCompile, Value, is_decimal
 
 
-class Calls(Expressions):
+class Calls(Decimals):
     """Expressions with calls."""
 
     def call(self, node: ast.Call) -> Value:
@@ -28,14 +28,19 @@ class Calls(Expressions):
                 found = self.list_field(node.args[0])
                 if found is not None:
                     return Value("long", f"size_{found.name}")
+                own = self.collection(node.args[0])
+                if own is not None:
+                    return self.temporary("long", f"len({own.variable})")
             case (("min" | "max"), n) if n >= 2:
                 return self.extreme(node, "<" if name == "min" else ">")
             case "abs", 1:
                 return self.either(node, self.number(node, self.value(node.args[0])), self.absolute)
             case "int", 1:
-                return self.whole(node, "{0}")
+                return self.whole(node, "{0}", "int")
             case "round", 1:
-                return self.whole(node, "np.rint({0})")
+                return self.whole(node, "np.rint({0})", "round")
+            case "round", 2:
+                return self.to_digits(node)
             case "float", 1:
                 return self.temporary(
                     "double", self.as_double(self.number(node, self.value(node.args[0]))).text
@@ -45,7 +50,7 @@ class Calls(Expressions):
         raise CannotCompile(node, f"a call of {name}")
 
     def absolute(self, value: Value) -> Value:
-        if value.type == "long":
+        if value.type == "long" or is_decimal(value.type):
             self.write.fail(f"{value.text} == {LOWEST + 1} - 1", OVERFLOW)
         return self.temporary(value.type, f"abs({value.text})")
 
@@ -62,9 +67,20 @@ class Calls(Expressions):
                 self.store(node, best.text, value, best.type)
         return best
 
-    def whole(self, node: ast.Call, form: str) -> Value:
+    def to_digits(self, node: ast.Call) -> Value:
+        """round(x, n) of a decimal."""
+        value, digits = self.value(node.args[0]), node.args[1]
+        if not isinstance(digits, ast.Constant) or type(digits.value) is not int or digits.value < 0:
+            raise CannotCompile(node, "round to other than a constant number of digits")
+        if not is_decimal(value.type):
+            raise CannotCompile(node, "round to digits of other than a decimal")
+        return self.rounded(node, value, digits.value, "even")
+
+    def whole(self, node: ast.Call, form: str, name: str) -> Value:
         """A double made a long: int, round, math.floor, math.ceil, math.trunc."""
         value = self.number(node, self.value(node.args[0]))
+        if is_decimal(value.type):
+            return self.whole_decimal(node, value, name)
         return self.either(node, value, lambda way: self.cut_off(way, form))
 
     def cut_off(self, value: Value, form: str) -> Value:
@@ -79,7 +95,7 @@ class Calls(Expressions):
         if len(node.args) != 1:
             raise CannotCompile(node, f"math.{name} with {len(node.args)} arguments")
         if name in ("floor", "ceil", "trunc"):
-            return self.whole(node, "{0}" if name == "trunc" else f"np.{name}({{0}})")
+            return self.whole(node, "{0}" if name == "trunc" else f"np.{name}({{0}})", name)
         x = self.temporary("double", self.as_double(self.number(node, self.value(node.args[0]))).text).text
         match name:
             case "isnan":

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from millpond.code.capture import Code
 from millpond.code.tables import Type
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.stores.tables import TableLayout
+from millpond.stores.tables import Column, TableLayout
 from millpond.txn.compiler import arguments
 from millpond.txn.compiler.arithmetic import NAMES
 from millpond.txn.compiler.bodycode import LOG_FIRST, BodyCode
 from millpond.txn.compiler.cache import kept_source, lazily_compiled
 from millpond.txn.compiler.facts import Analysis
 from millpond.txn.compiler.keycode import UNKNOWN, KeyCode
-from millpond.txn.compiler.values import FIRST_ABORT, FULL, CannotCompile, CodeWriter, EventField
+from millpond.txn.compiler.latecode import LateCode
+from millpond.txn.compiler.values import FIRST_ABORT, FULL, NO_ROOM, CannotCompile, CodeWriter, EventField
 
 ABORTS_PER_KIND = 1024
 
@@ -36,6 +37,7 @@ class TypedFunction:
     found: Analysis
     code: Code
     fields: Mapping[str, EventField]
+    results: tuple[Column | None, ...] = ()  # what they were said to be
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class KeyKernel:
 @dataclass(frozen=True)
 class BodyKernel:
     """Changes cells and outputs; gives how many events it has done. It has not done all where `room` cells are too few
-    to undo the next one.
+    to undo the next one; where a row has no place, it gives ~done.
     """
 
     source: str
@@ -66,7 +68,7 @@ class BodyKernel:
 class CompiledSet:
     """All that is known of functions before its first event."""
 
-    keys: tuple[KeyKernel, ...]
+    keys: tuple[KeyKernel | None, ...]  # none for a kind that finds its rows late
     body: BodyKernel
     apart: BodyKernel | None
     reasons: Mapping[int, str]
@@ -82,7 +84,10 @@ def generate(
     `decoupled` asks for the form whose operations run apart. `alone` says that no other kind is in the epoch.
     """
     strings: list[str] = []
-    keys = tuple(_key_kernel(kind, function, tables, strings) for kind, function in enumerate(functions))
+    keys = tuple(
+        None if function.found.is_late else _key_kernel(kind, function, tables, strings)
+        for kind, function in enumerate(functions)
+    )
     made = [_body(kind, function, tables, strings, False) for kind, function in enumerate(functions)]
     apart = None
     if decoupled:
@@ -102,7 +107,8 @@ def generate(
 def check(function: TypedFunction, tables: Mapping[str, TableLayout]) -> CannotCompile | None:
     """Why the function cannot be compiled. BadTransaction if it cannot run at all."""
     try:
-        _key_kernel(0, function, tables, [])
+        if not function.found.is_late:
+            _key_kernel(0, function, tables, [])
         _body(0, function, tables, [], False)
     except CannotCompile as finding:
         return finding
@@ -131,15 +137,24 @@ def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     return interpreted
 
 
-def run_body(body: BodyKernel, given: Mapping[str, Any], todo: NDArray[np.int64]) -> None:
-    """Runs events, in this order."""
+def run_body(
+    body: BodyKernel,
+    given: Mapping[str, Any],
+    todo: NDArray[np.int64],
+    more: Callable[[], Mapping[str, Any]] | None = None,
+) -> None:
+    """Runs events, in this order. `more` makes room for rows, and gives the arguments that have changed."""
     room = LOG_FIRST
     while True:
         args = {**given, "todo": todo, "room": room}
         done = kernel(body.source, "body")(*(args[name] for name in body.parameters))
         if done == len(todo):
             return
-        todo, room = todo[done:], 4 * room
+        if done >= 0:
+            todo, room = todo[done:], 4 * room
+        else:
+            assert more is not None, "a kind that finds its rows late runs serially"
+            todo, given = todo[~done:], {**given, **more()}
 
 
 def _key_kernel(
@@ -158,7 +173,8 @@ def _key_kernel(
     out = CodeWriter()
     with out.under(f"def keys({', '.join(parameters)}):"):
         for number in numbers:
-            out(f"key_{number} = np.empty(flat.shape[0], np.int64)")
+            parts = next(len(layout.keys) for layout in tables.values() if layout.number == number)
+            out(f"key_{number} = np.empty((flat.shape[0], {parts}), np.int64)")
             out(f"at_{number} = np.empty(flat.shape[0], np.int64)")
             out(f"m_{number} = 0")
         out("touches = 0")
@@ -200,16 +216,18 @@ def _body(
     def event(results: list[Type] | None, logs: bool) -> _Body:
         # Variables of all kinds share one kernel, where each has one type: the numbers of no two meet.
         write = CodeWriter(depth=3, count=kind * 1_000_000)
-        code = BodyCode(kind, function.found, function.code, function.fields, tables, write, strings)
+        made = LateCode if function.found.is_late else BodyCode
+        code = made(kind, function.found, function.code, function.fields, tables, write, strings)
         code.apart_by_row, code.logs = apart, logs
+        code.declared = function.results or (None,) * function.found.width
         code.first_abort = FIRST_ABORT + ABORTS_PER_KIND * kind
         code.event(results)
         return _Body(write, code, code.reasons, tuple(results or ()))
 
     first = event(None, True).code
     results: list[Type] = []
-    for types in zip(*first.returned, strict=True):
-        joined = first.ex.joined(function.found.tree, types)
+    for place in range(function.found.width):
+        joined = first.ex.joined(function.found.tree, first.returned.get(place, ["long"]))
         results.append("double" if joined == "number" else joined)
     return event(results, first.needs_log)
 
@@ -219,7 +237,11 @@ def _body_kernel(
 ) -> BodyKernel:
     numbers = sorted(layout.number for layout in tables.values())
     parameters = arguments.of_body_kernel(
-        numbers, [function.fields for function in functions], [len(one.results) for one in made]
+        numbers,
+        [function.fields for function in functions],
+        [len(one.results) for one in made],
+        [function.found.is_late for function in functions],
+        set().union(*(one.code.uses for one in made)),
     )
     out = CodeWriter()
     with out.under(f"def body({', '.join(parameters)}):"):
@@ -228,6 +250,7 @@ def _body_kernel(
         with out.under("for q in range(todo.shape[0]):"):
             out("e = todo[q]")
             out("i = e" if alone else "i = index[e]")
+            out("status[e] = 0")  # it begins: whoever watches finds the last that has
             out("n_log = 0")
             out("st = 0")
             if len(made) > 1:
@@ -242,6 +265,8 @@ def _body_kernel(
                     _undo(out, tables)
                 with out.under(f"if st == {FULL}:"):
                     out("return q")
+                with out.under(f"if st == {NO_ROOM}:"):
+                    out("return -1 - q")
                 out("status[e] = st")
         out("return todo.shape[0]")
     return BodyKernel("\n".join(out.lines), parameters)

@@ -24,6 +24,8 @@ from millpond.txn.compiler.values import (
     EventField,
     Value,
     ValueType,
+    is_decimal,
+    scale_of,
 )
 
 _COMPARE = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
@@ -34,11 +36,32 @@ _CHECKED = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul"}
 _PLAIN = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 _BITS = {ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^"}
 _POWER_MAX = 64
+COLLECTION = "collection"
+"""In place of a type: the variable holds a list or a set."""
+
+
+@dataclass
+class Collection:
+    """A local list or set of longs or strings. What it holds shows where something is first put in or looked for."""
+
+    name: str
+    is_set: bool
+    type: Type | None = None
+
+    def holds(self, node: ast.AST, type_: ValueType) -> None:
+        if type_ not in ("long", "string") or self.type not in (None, type_):
+            raise CannotCompile(node, f"a {type_} in the {'set' if self.is_set else 'list'} {self.name!r}")
+        self.type = type_
+
+    @property
+    def variable(self) -> str:
+        return f"v_{self.name}_c"
 
 
 @dataclass
 class Expressions:
-    """The compiler of expressions. `column` gives the value of an attribute of a row."""
+    """The compiler of expressions. `column` gives the value of an attribute of a row, `asked` that of a question about
+    one."""
 
     kind: int  # the number of the function in its set
     write: CodeWriter
@@ -46,16 +69,18 @@ class Expressions:
     constants: Mapping[str, bool | int | float | str]
     modules: Mapping[str, str]
     column: Callable[[ast.Attribute], Value]
+    asked: Callable[[ast.Compare], Value | None]
     strings: list[str]  # constants, to be interned: known in the code by their place
     env: dict[str, ValueType] = field(default_factory=dict)
     maybe: set[str] = field(default_factory=set)  # variables that only some paths have set
+    collections: dict[str, Collection] = field(default_factory=dict)  # local lists and sets
     known: set[str] = field(default_factory=set)  # what the code before this place has established
 
     # Variables
 
     def variable(self, name: str, type_: ValueType) -> str:
         """A variable of the user has one name in the code for each type that it takes."""
-        return f"v_{name}_{type_[0]}"
+        return f"v_{name}_{f'm{scale_of(type_)}' if is_decimal(type_) else type_[0]}"
 
     def temporary(self, type_: ValueType, text: str) -> Value:
         name = self.write.fresh()
@@ -97,6 +122,8 @@ class Expressions:
         found = node.id
         if found in self.maybe:
             raise CannotCompile(node, f"{found!r} is set on some paths only")
+        if self.env.get(found) == COLLECTION:
+            raise CannotCompile(node, f"the list or set {found!r} is used as a value")
         if found in self.env:
             return Value(self.env[found], self.variable(found, self.env[found]))
         if found in self.fields:
@@ -130,6 +157,8 @@ class Expressions:
         if value.type == "number":
             text = f"({value.double.text} if {value.is_double} else to_double({value.long.text}))"
             return Value("double", text)
+        if is_decimal(value.type):
+            return Value("double", f"truediv({value.text}, {10 ** scale_of(value.type)})")
         return value if value.type == "double" else Value("double", f"to_double({value.text})")
 
     def as_long(self, value: Value) -> Value:
@@ -139,6 +168,8 @@ class Expressions:
         """The value under a wider type: bool < long < double."""
         if value.type == type_:
             return value
+        if is_decimal(type_) and (value.type == "long" or is_decimal(value.type)):
+            return self.rescaled(node, value, scale_of(type_))
         if type_ == "double" and value.type != "string":
             return self.as_double(value)
         if type_ == "long" and value.type == "bool":
@@ -162,6 +193,15 @@ class Expressions:
                 return f"{value.text} != 0"  # the empty string is number 0
 
     def call(self, node: ast.Call) -> Value:
+        raise NotImplementedError
+
+    def rescaled(self, node: ast.AST, value: Value, scale: int) -> Value:
+        raise NotImplementedError
+
+    def decimal_operation(self, node: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:
+        raise NotImplementedError
+
+    def compared_decimals(self, node: ast.AST, sign: str, left: Value, right: Value) -> str:
         raise NotImplementedError
 
     # Expressions
@@ -204,6 +244,8 @@ class Expressions:
         if type(op) in _BITS and left.type == right.type == "bool":
             return self.temporary("bool", f"{left.text} {_BITS[type(op)]} {right.text}")
         left, right = self.number(node, left), self.number(node, right)
+        if is_decimal(left.type) or is_decimal(right.type):
+            return self.decimal_operation(node, op, left, right)
         if left.type == "number":
             return self.either(node, left, lambda way: self.operation(node, op, way, right))
         if right.type == "number":
@@ -276,7 +318,7 @@ class Expressions:
             case ast.USub() if number.type == "double":
                 return self.temporary("double", f"-{number.text}")
             case ast.USub():
-                return self.long_operation(node, ast.Sub(), "0", number.text)
+                return Value(number.type, self.long_operation(node, ast.Sub(), "0", number.text).text)
             case ast.UAdd():
                 return number
             case ast.Invert() if number.type == "long":
@@ -345,9 +387,15 @@ class Expressions:
             return types[0]
         if found <= {"long", "double", "number"}:
             return "number"
+        if all(type_ == "long" or is_decimal(type_) for type_ in types):
+            return f"decimal{max(map(scale_of, types))}"
         raise CannotCompile(node, f"a {types[0]} on one path and a {types[-1]} on another")
 
     def comparison(self, node: ast.Compare) -> Value:
+        if len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn | ast.Is | ast.IsNot):
+            answer = self.asked(node)
+            if answer is not None:
+                return answer
         name = self.write.fresh()
         left, op = self.value(node.left), node.ops[0]
         if isinstance(op, (ast.In, ast.NotIn)):
@@ -365,6 +413,10 @@ class Expressions:
 
     def member(self, node: ast.Compare, left: Value, negated: bool) -> str:
         right = node.comparators[0]
+        collection = self.collection(right)
+        if len(node.ops) == 1 and collection is not None:
+            collection.holds(node, left.type)
+            return f"{left.text} {'not in' if negated else 'in'} {collection.variable}"
         if len(node.ops) > 1 or not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
             raise CannotCompile(node, "in of other than a tuple of values")
         tests = []
@@ -386,6 +438,8 @@ class Expressions:
                 raise CannotCompile(node, "strings can be compared with == and != only")
             return f"{left.text} {sign} {right.text}"
         left, right = self.as_long(left), self.as_long(right)
+        if is_decimal(left.type) or is_decimal(right.type):
+            return self.compared_decimals(node, sign, left, right)
         if "number" in (left.type, right.type):
             return self.compared_number(node, op, left, right)
         if left.type == right.type:
@@ -405,6 +459,14 @@ class Expressions:
 
     # Lists
 
+    def collection(self, node: ast.AST) -> Collection | None:
+        """The local list or set that is named. One that was not set on every path here is none that is known."""
+        if not isinstance(node, ast.Name) or node.id not in self.collections:
+            return None
+        if self.env.get(node.id) != COLLECTION or node.id in self.maybe:
+            raise CannotCompile(node, f"{node.id!r} is set on some paths only")
+        return self.collections[node.id]
+
     def list_field(self, node: ast.AST) -> EventField | None:
         if isinstance(node, ast.Name) and node.id not in self.env:
             found = self.fields.get(node.id)
@@ -412,17 +474,26 @@ class Expressions:
         return None
 
     def item(self, node: ast.Subscript) -> Value:
+        own = self.collection(node.value)
+        if own is not None and not own.is_set and own.type is not None:
+            at = self.index(node, f"len({own.variable})")
+            return self.temporary(own.type, f"{own.variable}[{at}]")
         found = self.list_field(node.value)
         if found is None or isinstance(node.slice, ast.Slice):
             raise CannotCompile(node, f"{ast.unparse(node)} is no item of a list of the event")
+        at = self.index(node, f"size_{found.name}")
+        return self.temporary(found.type, self.list_item(found, at))
+
+    def index(self, node: ast.Subscript, size: str) -> str:
+        """A place in a list of that size; the event ends where there is none."""
         index = self.number(node, self.value(node.slice))
         if index.type != "long":
             raise CannotCompile(node, "a list index is a long")
         at = self.temporary("long", index.text)
         with self.write.under(f"if {at.text} < 0:"):
-            self.write(f"{at.text} = {at.text} + size_{found.name}")
-        self.write.fail(f"{at.text} < 0 or {at.text} >= size_{found.name}", INDEX)
-        return self.temporary(found.type, self.list_item(found, at.text))
+            self.write(f"{at.text} = {at.text} + {size}")
+        self.write.fail(f"{at.text} < 0 or {at.text} >= {size}", INDEX)
+        return at.text
 
     def list_item(self, found: EventField, at: str) -> str:
         array = arguments.field(self.kind, found.name)

@@ -1,7 +1,8 @@
 """The facts of a transaction function: pure data, made by `analysis`.
 
 Each place that names a row gets a slot. Slots lie in frames: one frame for the event, and one for each round of a
-clean loop that names rows. Two places share a slot where their keys are the same for sure.
+clean loop that names rows. Two places share a slot where their keys are the same for sure. A function whose keys do not
+follow from the event alone finds its rows as it runs: it has no use for frames.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class Frame:
     pointer: int
 
 
+WHOLE = ""
+"""In place of a column: whether the row is there, which `in` and `get` read and `del` writes."""
+
+
 @dataclass(frozen=True)
 class Use:
     """A column read or written, and what the value and whether it happens depend on, other rows included."""
@@ -62,6 +67,14 @@ class Result:
     depends: tuple[Sources, ...] | None
 
 
+@dataclass(frozen=True)
+class Late:
+    """Why its rows are found only while the function runs."""
+
+    line: int
+    why: str
+
+
 @dataclass
 class Analysis:
     """The facts of one function. Nodes are those of `tree`."""
@@ -83,6 +96,7 @@ class Analysis:
     frame_of: dict[ast.AST, int] = field(default_factory=dict)  # loops that have frames of their own
     ragged: set[ast.AST] = field(default_factory=set)  # loops that rows may cut short
     sources: dict[ast.AST, Sources] = field(default_factory=dict)  # of statements, targets included
+    late: set[Late] = field(default_factory=set)
 
     @property
     def width(self) -> int:
@@ -99,8 +113,16 @@ class Analysis:
         """Whether loops name rows of their own, so that events differ in how many slots they have."""
         return any(self.frame_sizes[1:])
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its rows are found while it runs, so that nothing else may run beside it."""
+        return bool(self.late)
+
     def coupling(self) -> str:
         """Why its operations on different rows cannot run apart; empty if they can."""
+        if self.late:
+            first = min(self.late, key=lambda late: late.line)
+            return f"line {first.line}: {first.why}"
         if self.single or not self.slots:
             return ""
         for use in sorted(self.writes, key=lambda use: use.line):

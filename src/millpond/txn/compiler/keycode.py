@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from millpond.stores.tables import NOT_KNOWN, KeyColumn
 from millpond.txn.compiler import arguments
 from millpond.txn.compiler.facts import Slot
 from millpond.txn.compiler.statements import Statements
-from millpond.txn.compiler.syntax import abort_call, refuse
+from millpond.txn.compiler.syntax import abort_call, key_parts, refuse
 from millpond.txn.compiler.values import BEYOND, CannotCompile, Value
 
 UNKNOWN = -1  # no key was asked for at this place
@@ -64,6 +65,10 @@ class KeyCode(Statements):
                 if node in found.clean and not self.unsure:
                     return super().statement(node)
                 return True
+            case ast.Delete():
+                for target in node.targets:
+                    self.ask(target)
+                return True
             case ast.Expr() if abort_call(node.value) is not None:
                 return self.ended()
         return super().statement(node)
@@ -101,14 +106,14 @@ class KeyCode(Statements):
         for place in self.places(node):
             self.ask_key(place, self.found.slot_of[place])
 
-    def places(self, node: ast.AST) -> Iterator[ast.Subscript]:
-        if isinstance(node, ast.Subscript) and node in self.found.slot_of:
+    def places(self, node: ast.AST) -> Iterator[ast.AST]:
+        if node in self.found.slot_of:
             yield node
             return
         for child in ast.iter_child_nodes(node):
             yield from self.places(child)
 
-    def ask_key(self, node: ast.Subscript, slot: Slot) -> None:
+    def ask_key(self, node: ast.AST, slot: Slot) -> None:
         name = f"asked {slot.number}"
         if name in self.ex.known:
             return
@@ -136,16 +141,23 @@ class KeyCode(Statements):
         write.depth = depth
         self.ex.known.add(name)
 
-    def emit(self, slot: Slot, key: Value, at: str) -> None:
+    def emit(self, slot: Slot, key: list[Value], at: str) -> None:
         number = self.tables[slot.table].number
         row = self.write.fresh("row")
-        self.write(f"{row} = known_row({arguments.known_rows(number)}, {key.text})")
-        self.write(f"flat[{at}] = {row}")
-        self.write("touches += 1")
-        with self.write.under(f"if {row} < 0:"):
-            self.write(f"key_{number}[m_{number}] = {key.text}")
-            self.write(f"at_{number}[m_{number}] = {at} * 2 + {int(slot.number in self.written)}")
-            self.write(f"m_{number} += 1")
+        if len(key) == 1:
+            self.write(f"{row} = known_row({arguments.known_rows(number)}, {key[0].text})")
+            self.write(f"flat[{at}] = {row}")
+            self.write("touches += 1")
+            self.write(f"if {row} < 0:")
+            self.write.depth += 1
+        else:
+            self.write(f"flat[{at}] = {NOT_KNOWN}")
+            self.write("touches += 1")
+        for place, part in enumerate(key):
+            self.write(f"key_{number}[m_{number}, {place}] = {part.text}")
+        self.write(f"at_{number}[m_{number}] = {at} * 2 + {int(slot.number in self.written)}")
+        self.write(f"m_{number} += 1")
+        self.write.depth -= len(key) == 1
 
     def enter_frame(self, frame: int, count: str) -> None:
         parent, pointer = self.found.frames[frame].parent, self.found.frames[frame].pointer
@@ -166,28 +178,37 @@ class KeyCode(Statements):
         super().loop(node)
         self.frame_stack = outer
 
+    def asked(self, node: ast.Compare) -> Value | None:
+        return None
+
     def column(self, node: ast.Attribute) -> Value:
         raise CannotCompile(node, f"{ast.unparse(node)} is no column")
 
 
-def checked_key(code: Statements, node: ast.Subscript, slot: Slot) -> Value:
-    """The value of a key. BadTransaction where its type is not that of the table's keys."""
+def checked_key(code: Statements, node: ast.AST, slot: Slot) -> list[Value]:
+    """The values of a key's columns. BadTransaction where they are not those of the table's keys."""
     layout = code.tables[slot.table]
-    wanted = layout.key
-    if isinstance(node.slice, (ast.Tuple, ast.Slice)):
-        raise refuse(code.found.tree, node, f"{ast.unparse(node)}: a table has one key")
-    key = code.ex.value(node.slice)
-    if key.type == wanted:
-        if layout.key_bits < 64:
-            lowest, highest = layout.key_range
-            code.write.fail(f"{key.text} < {lowest} or {key.text} > {highest}", BEYOND)
-        return key
-    if wanted == "long" and key.type == "bool":
-        return code.ex.as_long(key)
+    parts = key_parts(node)
+    if len(parts) != len(layout.keys) or any(isinstance(part, ast.Slice) for part in parts):
+        columns = "one column" if len(layout.keys) == 1 else f"{len(layout.keys)} columns"
+        raise refuse(
+            code.found.tree, node, f"{ast.unparse(node)}: the key of table {slot.table!r} has {columns}"
+        )
+    return [_checked_part(code, part, key) for part, key in zip(parts, layout.keys, strict=True)]
+
+
+def _checked_part(code: Statements, node: ast.expr, wanted: KeyColumn) -> Value:
+    key = code.ex.value(node)
+    if wanted.type == "long" and key.type == "bool":
+        key = code.ex.as_long(key)
     if key.type == "number":
-        raise CannotCompile(node, f"the key {ast.unparse(node.slice)} may be a double")
-    raise refuse(
-        code.found.tree,
-        node,
-        f"the key of {ast.unparse(node)} is a {key.type}, the table's keys are {wanted}",
-    )
+        raise CannotCompile(node, f"the key {ast.unparse(node)} may be a double")
+    if key.type != wanted.type:
+        raise refuse(
+            code.found.tree,
+            node,
+            f"the key {ast.unparse(node)} is a {key.type}, the table's is a {wanted.type}",
+        )
+    if wanted.is_narrow:
+        code.write.fail(f"{key.text} < {wanted.lowest} or {key.text} > {wanted.highest}", BEYOND)
+    return key

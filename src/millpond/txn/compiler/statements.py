@@ -6,7 +6,7 @@ A variable may change its type from line to line. Where paths meet, a long and a
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,10 +16,12 @@ from millpond.stores.tables import TableLayout
 from millpond.txn.compiler import arguments
 from millpond.txn.compiler.arithmetic import RANGE_STEPS_MAX
 from millpond.txn.compiler.calls import Calls
+from millpond.txn.compiler.expressions import COLLECTION, Collection
 from millpond.txn.compiler.facts import Analysis
-from millpond.txn.compiler.syntax import abort_call, bound_names, refuse
+from millpond.txn.compiler.syntax import abort_call, bound_names, changes_list, is_collection, refuse
 from millpond.txn.compiler.values import (
     RETURNED,
+    ROUNDS,
     STEP,
     STEPS,
     CannotCompile,
@@ -37,6 +39,10 @@ class _Rounds:
     types: dict[str, ValueType]
     rows: dict[str, str]
     wider: dict[str, ValueType]
+
+
+LoopVariable = tuple[str, tuple[Type, str]]
+"""A variable of a loop, its type, and its value in the round {it}."""
 
 
 def constants_of(code: Code) -> dict[str, bool | int | float | str]:
@@ -62,15 +68,24 @@ class Statements:
         self.tables = tables
         self.write = write
         self.fields = fields
-        self.ex = Calls(kind, write, fields, constants_of(code), code.modules, self.column, strings)
+        self.ex = Calls(
+            kind, write, fields, constants_of(code), code.modules, self.column, self.asked, strings
+        )
         self.row_of: dict[str, str] = {}  # variables that hold a row: its table
         self.rounds: list[_Rounds] = []
         self.first_frame = found.frame_sizes[0]
-        self.has_frames = found.has_frames
+        self.has_frames = found.has_frames and not found.is_late
 
     # What the two kernels do differently
 
     def column(self, node: ast.Attribute) -> Value:
+        raise NotImplementedError
+
+    def asked(self, node: ast.Compare) -> Value | None:
+        """A question about a row, or None if the comparison is none."""
+        raise NotImplementedError
+
+    def delete(self, node: ast.Delete) -> None:
         raise NotImplementedError
 
     def write_column(self, node: ast.Attribute, value: Value) -> None:
@@ -87,6 +102,9 @@ class Statements:
 
     def enter_frame(self, frame: int, count: str) -> None:
         raise NotImplementedError
+
+    def before_rounds(self, node: ast.For, count: str, targets: Sequence[LoopVariable]) -> None:
+        """Code before the rounds of a loop; none, unless a kernel has a use for it."""
 
     # The event
 
@@ -114,6 +132,10 @@ class Statements:
                 return self.branch(node)
             case ast.For():
                 self.loop(node)
+            case ast.While():
+                self.repeat(node)
+            case ast.Delete():
+                self.delete(node)
             case ast.Assign():
                 self.assign(node)
             case ast.AnnAssign() if node.value is not None:
@@ -132,6 +154,8 @@ class Statements:
             case ast.Expr() if abort_call(node.value) is not None:
                 self.abort(node)
                 return False
+            case ast.Expr(value=ast.Call() as call):
+                self.called(call)
             case _:
                 raise CannotCompile(node, f"{ast.unparse(node).splitlines()[0]}: {type(node).__name__}")
         return True
@@ -158,7 +182,9 @@ class Statements:
                 self.set_value(part, value)
 
     def set_target(self, target: ast.expr, value: ast.expr) -> None:
-        if self.is_row(value):
+        if is_collection(value) and isinstance(target, ast.Name):
+            self.collect(target.id, value)
+        elif self.is_row(value):
             if not isinstance(target, ast.Name):
                 raise refuse(self.found.tree, value, "a row is used as a value")
             self.bind_row(target.id, value)
@@ -168,10 +194,44 @@ class Statements:
         else:
             self.set_value(target, self.ex.value(value))
 
+    def collect(self, name: str, value: ast.expr) -> None:
+        """A new list or set."""
+        if isinstance(value, ast.Call) and (value.args or value.keywords):
+            raise CannotCompile(value, f"{ast.unparse(value)}: an empty one is filled")
+        is_set = isinstance(value, ast.Set) or ast.unparse(value).startswith("set")
+        own = self.ex.collections.setdefault(name, Collection(name, is_set))
+        known_as = self.ex.env.get(name, COLLECTION)
+        if own.is_set != is_set or known_as != COLLECTION or name in self.fields or name in self.row_of:
+            raise CannotCompile(value, f"{name!r} is something else elsewhere")
+        first = "{to_long(0)}" if is_set else "[to_long(0)]"
+        elements = [self.ex.value(part) for part in getattr(value, "elts", [])]
+        self.write(f"{own.variable} = {first}")
+        self.write(f"{own.variable}.clear()")
+        self.ex.env[name] = COLLECTION
+        self.ex.maybe.discard(name)
+        for element in elements:
+            self.put_in(value, own, element)
+
+    def put_in(self, node: ast.AST, own: Collection, value: Value) -> None:
+        own.holds(node, value.type)
+        self.write(f"{own.variable}.{'add' if own.is_set else 'append'}(to_long({value.text}))")
+
+    def called(self, node: ast.Call) -> None:
+        """A call that stands alone."""
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name() as name, attr=method), args=[part], keywords=[]
+            ):
+                own = self.ex.collection(name)
+                if own is not None and method == ("add" if own.is_set else "append"):
+                    self.put_in(node, own, self.ex.value(part))
+                    return
+        raise CannotCompile(node, f"{ast.unparse(node)}: a call of its own")
+
     def is_row(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name):
             return node.id in self.row_of
-        return node in self.found.slot_of
+        return node in self.found.slot_of and not isinstance(node, ast.Compare)
 
     def table_of(self, node: ast.expr) -> str:
         if isinstance(node, ast.Name):
@@ -190,6 +250,8 @@ class Statements:
                 raise CannotCompile(target, f"an assignment to {ast.unparse(target)}")
 
     def set_variable(self, name: str, value: Value) -> None:
+        if name in self.ex.collections:
+            raise CannotCompile(self.found.tree, f"{name!r} is a list or a set elsewhere")
         if name in self.fields and self.fields[name].is_list:
             raise CannotCompile(self.found.tree, f"the list {name!r} is assigned to")
         self.ex.env[name] = value.type
@@ -286,22 +348,46 @@ class Statements:
         n = self.write.fresh("n")
         self.write(f"{n} = {count}")
         frame = self.found.frame_of.get(node, 0)
-        framed = frame > 0 and self.found.frame_sizes[frame] > 0
+        framed = self.has_frames and frame > 0 and self.found.frame_sizes[frame] > 0
         if framed:
             self.enter_frame(frame, n)
+        self.before_rounds(node, n, targets)
+        it = self.write.fresh("it")
+
+        def begin() -> str:
+            if framed:
+                self.write(f"fr{frame} = b{frame} + {it} * {self.found.frame_sizes[frame]}")
+            for target, form in targets:
+                self.set_variable(target, Value(form[0], form[1].format(it=it)))
+            return ""
+
+        self.rounds_of(node, f"for {it} in range({n}):", begin)
+
+    def repeat(self, node: ast.While) -> None:
+        count = self.write.fresh("n")
+        self.write(f"{count} = 0")
+
+        def begin() -> str:
+            self.write.fail(f"{count} > {RANGE_STEPS_MAX}", ROUNDS)
+            self.write(f"{count} = {count} + 1")
+            return self.ex.test(node.test)
+
+        self.rounds_of(node, "while True:", begin)
+
+    def rounds_of(self, node: ast.For | ast.While, head: str, begin: Callable[[], str]) -> None:
+        """The rounds of a loop. `begin` writes what each begins with, and gives the condition on which it goes on."""
         before = self.state()
         start = before[0]
         while True:
             self.restore(before)
             self.ex.env = dict(start)
-            it = self.write.fresh("it")
             rounds = _Rounds(dict(start), dict(before[2]), {})
             self.rounds.append(rounds)
             with self.apart() as lines:
-                if framed:
-                    self.write(f"fr{frame} = b{frame} + {it} * {self.found.frame_sizes[frame]}")
-                for target, form in targets:
-                    self.set_variable(target, Value(form[0], form[1].format(it=it)))
+                test = begin()
+                if test:
+                    with self.write.under(f"if not ({test}):"):
+                        self.write("break")
                 if self.block(node.body):
                     self.meet(node)
             self.rounds.pop()
@@ -311,7 +397,7 @@ class Statements:
         set_inside = set(bound_names(node)) & (set(self.ex.env) | set(self.row_of) | self.ex.maybe)
         self.restore(before)
         self.convert(before[0], start)
-        with self.write.under(f"for {it} in range({n}):"):
+        with self.write.under(head):
             self.write.lines += lines
         with self.write.under("if st != 0:"):
             self.write("break")
@@ -335,14 +421,21 @@ class Statements:
         if not rounds.wider:  # or else the round is written again, of wider types
             self.convert(self.ex.env, rounds.types)
 
-    def iteration(self, node: ast.For) -> tuple[str, list[tuple[str, tuple[Type, str]]]]:
+    def iteration(self, node: ast.For) -> tuple[str, list[LoopVariable]]:
         """How many rounds, and what each of the loop's variables is in one."""
         over = node.iter
         names = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
         if not all(isinstance(name, ast.Name) for name in names):
             raise CannotCompile(node, f"a loop over {ast.unparse(node.target)}")
         targets = [name.id for name in names if isinstance(name, ast.Name)]
-        if self.ex.list_field(over) is not None:
+        own = self.ex.collection(over)
+        if own is not None:
+            if own.type is None or own.is_set:
+                raise CannotCompile(node, f"a loop over {ast.unparse(over)}")
+            if changes_list(node.body, own.name):
+                raise CannotCompile(node, f"the list {own.name!r} changes while a loop goes over it")
+            values, count = [(own.type, f"{own.variable}[{{it}}]")], f"len({own.variable})"
+        elif self.ex.list_field(over) is not None:
             values, count = [self.of_list(over)], f"size_{self.list_name(over)}"
         elif isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and not over.keywords:
             name = over.func.id

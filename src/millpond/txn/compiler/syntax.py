@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Collection, Sequence
 
 from millpond.errors import BadTransaction
 
 REFUSED: dict[type[ast.AST], str] = {
-    ast.While: "while may never end: use for, over a list or a range",
     ast.Try: "try would hide an abort",
     ast.With: "with has no place in a transaction",
     ast.FunctionDef: "a function cannot be defined inside a transaction",
@@ -19,7 +19,6 @@ REFUSED: dict[type[ast.AST], str] = {
     ast.Nonlocal: "a transaction keeps its state in tables",
     ast.Import: "import belongs outside of the transaction",
     ast.ImportFrom: "import belongs outside of the transaction",
-    ast.Delete: "del has no place in a transaction",
     ast.Yield: "a transaction returns its result",
     ast.YieldFrom: "a transaction returns its result",
     ast.Await: "a transaction waits for nothing",
@@ -99,8 +98,93 @@ def tables_in(tree: ast.FunctionDef) -> tuple[str, ...]:
             and any(isinstance(t, ast.Name) and t.id in attributed for t in node.targets)
         ):
             rows = [node.value]
+        if isinstance(node, ast.Delete):
+            rows = node.targets
         found |= {r.value.id for r in rows if isinstance(r, ast.Subscript) and isinstance(r.value, ast.Name)}
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="get")):
+                found.add(name)
     return tuple(name for name in names if name in found)
+
+
+def table_row(node: ast.AST, tables: Collection[str]) -> ast.Name | None:
+    """The table, if the node is a row of one: `table[key]` or `table.get(key)`."""
+    match node:
+        case ast.Subscript(value=ast.Name(id=name) as table) if name in tables:
+            return table
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name) as table, attr="get")) if name in tables:
+            return table
+    return None
+
+
+def table_asked(node: ast.AST, tables: Collection[str]) -> ast.Name | None:
+    """The table, if the node is `key in table` or `key not in table`."""
+    match node:
+        case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id=name) as table]) if (
+            name in tables
+        ):
+            return table
+    return None
+
+
+def key_of(node: ast.AST) -> ast.expr:
+    """The key in `table[key]`, `table.get(key)` or `key in table`."""
+    match node:
+        case ast.Subscript():
+            return node.slice
+        case ast.Compare():
+            return node.left
+        case ast.Call():
+            return node.args[0]
+    raise AssertionError(ast.dump(node))
+
+
+def key_parts(node: ast.AST) -> list[ast.expr]:
+    """Its columns."""
+    key = key_of(node)
+    return key.elts if isinstance(key, ast.Tuple) else [key]
+
+
+def key_text(node: ast.AST) -> str:
+    return ", ".join(ast.unparse(part) for part in key_parts(node))
+
+
+def is_collection(node: ast.expr) -> bool:
+    """Whether it makes a list or a set."""
+    match node:
+        case ast.List() | ast.Set() | ast.Call(func=ast.Name(id="set" | "list")):
+            return True
+    return False
+
+
+def names_made_of_calls(tree: ast.AST) -> set[str]:
+    """The variables that are set to what a call gives, as they are or through other variables."""
+    values: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    values.setdefault(target.id, []).append(node.value)
+    found: set[str] = set()
+    while True:
+        more = {
+            name
+            for name, given in values.items()
+            if any(isinstance(value, ast.Call) or getattr(value, "id", None) in found for value in given)
+        }
+        if more == found:
+            return found
+        found = more
+
+
+def changes_list(body: Sequence[ast.stmt], name: str) -> bool:
+    """Whether a list may be another, or have other items, after these statements."""
+    return any(
+        (isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load))
+        or (isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == name)
+        for statement in body
+        for node in ast.walk(statement)
+    )
 
 
 def refuse(tree: ast.FunctionDef, node: ast.AST, why: str, hint: str = "") -> BadTransaction:

@@ -6,19 +6,20 @@ import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from millpond.code.tables import Type
 from millpond.txn.compiler.arithmetic import RANGE_STEPS_MAX
 
-ValueType = Type | Literal["number"]
-"""The type of a value in the code. A number is a long on some paths and a double on others, and says which it is."""
+ValueType = str
+"""The type of a value in the code: one of `Type`, or "number", which is a long on some paths and a double on others, and
+says which it is."""
 
 # Why an event ended: the values of its status. Missing keys and the user's own reasons follow.
 COMMITTED = 0
 RETURNED = -1
 RETURNED_NOTHING = -2
-OVERFLOW, ZERO, INDEX, NAN, DOMAIN, SHIFT, STEP, STEPS, NULL, BEYOND = range(1, 11)
+OVERFLOW, ZERO, INDEX, NAN, DOMAIN, SHIFT, STEP, STEPS, NULL, BEYOND, ROUNDS = range(1, 12)
+NO_ROOM = 14  # a row that it needs has no place: it is undone, and done again when tables have grown
 FULL = 15  # its log was too short: it is undone, and done again with a longer one
 REASONS = {
     OVERFLOW: "overflow",
@@ -30,9 +31,19 @@ REASONS = {
     STEP: "ValueError: range() arg 3 must not be zero",
     STEPS: f"a range of more than {RANGE_STEPS_MAX} steps",
     BEYOND: "a key that the type of the table's keys does not hold",
+    ROUNDS: f"a loop of more than {RANGE_STEPS_MAX} rounds",
 }
 FIRST_MISSING = 16
 FIRST_ABORT = 1024
+
+
+def is_decimal(type_: ValueType) -> bool:
+    return type_.startswith("decimal")
+
+
+def scale_of(type_: ValueType) -> int:
+    """Digits after the point; a long has none."""
+    return int(type_.removeprefix("decimal")) if is_decimal(type_) else 0
 
 
 class CannotCompile(Exception):

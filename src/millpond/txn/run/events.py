@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.code.tables import type_of
+from millpond.code.tables import DIGITS_MAX, type_of
 from millpond.errors import NullTime, UnknownKind, WrongColumn, WrongType
 from millpond.stores import views
 from millpond.stores.strings import Strings
@@ -83,7 +83,16 @@ def held(column: pa.Array, field: EventField, strings: Strings) -> NDArray[Any]:
 
 
 def field_of(name: str, type_: pa.DataType) -> EventField | None:
-    """How a transaction sees a field of that type; None if it can only be interpreted."""
+    """How a transaction sees a field of that type; None if it can only be interpreted. WrongType for a long decimal."""
+    inner_type = type_.value_type if pa.types.is_list(type_) or pa.types.is_large_list(type_) else type_
+    if pa.types.is_decimal(inner_type) and type_of(inner_type) is None:
+        raise WrongType(
+            f"field {name!r} is {inner_type}: a transaction takes decimals of at most {DIGITS_MAX} digits",
+            hint=f"cast the column, as in cast({name} as decimal({DIGITS_MAX}, {max(inner_type.scale, 0)}))",
+            column=name,
+            expected=f"decimal of at most {DIGITS_MAX} digits",
+            actual=str(inner_type),
+        )
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         inner = type_of(type_.value_type)
         return None if inner is None else EventField(name, inner, is_list=True)
@@ -129,23 +138,33 @@ def _epoch_of_one(
     at: str,
     seq: str | None,
 ) -> EpochEvents:
-    column = one(_column(events, kind))
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        column = column.cast(pa.string())
-    if column.null_count:
-        raise _unknown(None, names)
-    kinds = np.empty(len(column), np.int64)
-    if len(column):
-        offsets, data = views.byte_ranges(column)
-        name_offsets, name_data = views.byte_ranges(pa.array(names))
-        unknown = grouping.kinds_of(views.plain(offsets), data, views.plain(name_offsets), name_data, kinds)
-        if unknown >= 0:
-            raise _unknown(column[unknown].as_py(), names)
+    kinds = _kinds(_column(events, kind), names)
     parts = [(0, events)] * len(names)
     times = _longs(events, at, True)
     return _ordered(
         names, fields, parts, kinds, times, None if seq is None else _longs(events, seq, False), shared=True
     )
+
+
+def _kinds(column: pa.ChunkedArray, names: list[str]) -> Longs:
+    """Which of the names each event's kind is."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        column = column.cast(pa.string())
+    if column.null_count:
+        raise _unknown(None, names)
+    kinds = np.empty(len(column), np.int64)
+    name_offsets, name_data = views.byte_ranges(pa.array(names))
+    start = 0
+    for chunk in column.chunks:
+        stop = start + len(chunk)
+        if stop > start:
+            offsets, data = views.byte_ranges(chunk)
+            texts, known = views.plain(offsets), views.plain(name_offsets)
+            unknown = grouping.kinds_of(texts, data, known, name_data, kinds[start:stop])
+            if unknown >= 0:
+                raise _unknown(chunk[unknown].as_py(), names)
+        start = stop
+    return kinds
 
 
 def _ordered(
@@ -160,10 +179,14 @@ def _ordered(
     """`parts` are, by kind, the number of its first event and its table, which may be shared by all kinds."""
     count = len(times)
     order = time_order(times, seqs)
+    as_they_came = order is None
+    if order is None:
+        order = np.arange(count)
     reasons: dict[int, str] = {}
     runs = np.ones(count, np.bool_)
     tables: list[pa.Table] = []
     for k, (name, (first, table)) in enumerate(zip(names, parts, strict=True)):
+        mine: NDArray[np.bool_] | None = None
         if table is None:
             tables.append(pa.table({}))
             continue
@@ -172,27 +195,30 @@ def _ordered(
         for taken in chosen.column_names:
             nulls = _nulls(one(chosen[taken]))
             if nulls is not None:
-                for number in first + np.flatnonzero(nulls & (kinds == k) if shared else nulls):
+                if shared:
+                    mine = kinds == k if mine is None else mine
+                    nulls = nulls & mine
+                for number in first + np.flatnonzero(nulls):
                     reasons.setdefault(int(number), f"field {taken!r} is null")
                     runs[number] = False
     if reasons:
         order = order[runs[order]]
-    kind_of = kinds[order]
+    kind_of = kinds if as_they_came and not reasons else kinds[order]
     found = []
     starts = np.zeros(len(names) + 1, np.int64)
     np.cumsum(np.bincount(kind_of, minlength=len(names)), out=starts[1:])
     place_of, by_kind = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
     grouping.part_kinds(kind_of, order, starts[:-1].copy(), starts, place_of, by_kind)
     for k, (table, (first, _)) in enumerate(zip(tables, parts, strict=True)):
-        mine = by_kind[starts[k] : starts[k + 1]]
-        found.append(KindEvents(mine, mine - first if first else mine, table))
+        numbers = by_kind[starts[k] : starts[k + 1]]
+        found.append(KindEvents(numbers, numbers - first if first else numbers, table))
     return EpochEvents(count, found, order, kind_of, place_of, reasons)
 
 
-def time_order(times: Longs, seqs: Longs | None) -> Longs:
-    """The rows in the order of (time, seq, row)."""
+def time_order(times: Longs, seqs: Longs | None) -> Longs | None:
+    """The rows in the order of (time, seq, row); None where they came so."""
     if grouping.in_order(times, np.empty(0, np.int64) if seqs is None else seqs):
-        return np.arange(len(times))
+        return None
     return np.argsort(times, kind="stable") if seqs is None else np.lexsort((seqs, times))
 
 

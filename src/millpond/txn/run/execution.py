@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,16 +13,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from millpond.code.tables import Type
-from millpond.stores.tables import TableStore
-from millpond.stores.threads import in_threads, parts_of
+from millpond.code.tables import Type, units_of
+from millpond.kernels import slot_hashing
+from millpond.stores.tables import TableStore, arrow_of
+from millpond.stores.threads import in_parts, in_threads, parts_of
 from millpond.stores.undo import Undo
 from millpond.txn.compiler import arguments, codegen
 from millpond.txn.compiler.facts import Analysis
-from millpond.txn.compiler.values import COMMITTED, FIRST_ABORT, FIRST_MISSING, REASONS, RETURNED
+from millpond.txn.compiler.values import (
+    COMMITTED,
+    FIRST_ABORT,
+    FIRST_MISSING,
+    REASONS,
+    RETURNED,
+    is_decimal,
+    scale_of,
+)
 from millpond.txn.run import grouping, plans
 from millpond.txn.run.events import EpochEvents
 from millpond.txn.run.interpreter import InterpretedFunction, ResultTypes
+from millpond.txn.run.watch import NOT_BEGUN, Watch
 
 if TYPE_CHECKING:
     from millpond.txn.run.transaction_set import PreparedSet, TransactionSet
@@ -29,11 +40,23 @@ if TYPE_CHECKING:
 Longs = NDArray[np.int64]
 Touched = tuple[Longs, NDArray[np.uint8]]
 _NO_LONGS: Longs = np.empty(0, np.int64)
-_DTYPE: dict[Type, Any] = {"long": np.int64, "double": np.float64, "bool": np.int64, "string": np.int64}
-ARROW: dict[Type, pa.DataType] = {
+_ARROW: dict[Type, pa.DataType] = {
     "long": pa.int64(), "double": pa.float64(), "bool": pa.bool_(), "string": pa.string()
 }  # fmt: skip
+_LONG_DIGITS = 19
 _OTHER = FIRST_ABORT + codegen.ABORTS_PER_KIND * 10_000  # statuses of interpreted aborts
+
+
+def _dtype(type_: Type) -> Any:
+    return np.float64 if type_ == "double" else np.int64
+
+
+def _arrow_type(type_: Type) -> pa.DataType:
+    """Of results that were not said to be of another."""
+    if is_decimal(type_):
+        scale = scale_of(type_)
+        return pa.decimal128(_LONG_DIGITS if scale <= _LONG_DIGITS else 38, scale)
+    return _ARROW[type_]
 
 
 class EpochRun:
@@ -46,6 +69,7 @@ class EpochRun:
         epoch: EpochEvents,
         stores: Mapping[str, TableStore],
         threads: int,
+        watch: Watch | None = None,
     ) -> None:
         self.transactions = transactions
         self.prepared = prepared
@@ -55,10 +79,12 @@ class EpochRun:
         self.strings = self.stores[0].strings
         self.undo = Undo({name: stores[name] for name in transactions.tables})
         count = len(epoch.order)
-        self.status = np.zeros(count, np.int32)
+        self.watch = watch
+        self.status = np.full(count, NOT_BEGUN, np.int32)
         self.detail = np.zeros(count, np.int64)
         self.kinds = list(transactions.kinds)
         self.results: dict[int, list[NDArray[Any]]] = {}
+        self.nulls: dict[tuple[int, int], NDArray[np.uint8]] = {}  # of results, where some are None
         self.result_types: dict[str, Type] = dict(prepared.results)
         self.spoken: dict[int, str] = {}  # reasons that only the interpreter knows
         self._touch_count = 0
@@ -78,9 +104,28 @@ class EpochRun:
             }
         if compiled is None:
             return plans.Figures("serial", len(self.status)).as_dict()
-        return {**plans.run(self._work(compiled, args), plan).as_dict(), "interpreted": {}}
+        work = self._work(compiled, args)
+        self._compile(args)
+        with self._running():
+            figures = plans.run(work, plan)
+        self._take_in()
+        return {**figures.as_dict(), "interpreted": {}}
+
+    def _take_in(self) -> None:
+        for store in self.stores:
+            store.take_in()
+
+    def _running(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.watch is None else self.watch.running(self)
 
     # Compiled
+
+    def _compile(self, args: Mapping[str, Any]) -> None:
+        """Before anything has changed; and where time is limited, before it counts."""
+        compiled = self.prepared.compiled
+        if compiled is not None and self.watch is not None and self.watch.limited:
+            for body in (compiled.body, *(() if compiled.apart is None else (compiled.apart,))):
+                codegen.run_body(body, {**args, "parts": 1, "part": 0}, np.arange(0))
 
     def work(self) -> plans.CompiledEpoch:
         """The epoch with its keys resolved, where all its kinds are compiled."""
@@ -92,11 +137,13 @@ class EpochRun:
         """The arguments of the body kernel. Row numbers are given out first: cells move as tables grow."""
         compiled = self.prepared.compiled
         assert compiled is not None
-        places = np.full(len(self.kinds), -1, np.int64)
+        for store in self.stores:
+            store.settle()
+        own, places = np.arange(len(self.kinds)), np.full(len(self.kinds), -1, np.int64)
         for kind, number in numbers.items():
             places[self.kinds.index(kind)] = number
         args: dict[str, Any] = {
-            "kinds": places[self.epoch.kind_of],
+            "kinds": self.epoch.kind_of if (places == own).all() else places[self.epoch.kind_of],
             "index": self.epoch.place_of,
             "status": self.status,
             "detail": self.detail,
@@ -106,10 +153,15 @@ class EpochRun:
             k = self.kinds.index(kind)
             fields = list(self.prepared.functions[kind].fields.values())
             args |= self.epoch.kinds[k].arrays(number, fields, self.strings)
-            self._resolve(k, number, args)
+            if compiled.keys[number] is not None:
+                self._resolve(k, number, args)
             types = compiled.results[number]
-            self.results[k] = [np.zeros(len(self.epoch.kinds[k].numbers), _DTYPE[type_]) for type_ in types]
-            args |= {arguments.result(number, place): array for place, array in enumerate(self.results[k])}
+            self.results[k] = [np.zeros(len(self.epoch.kinds[k].numbers), _dtype(type_)) for type_ in types]
+            for place, array in enumerate(self.results[k]):
+                args[arguments.result(number, place)] = array
+                null = arguments.null_result(number, place)
+                if null in compiled.body.parameters:
+                    args[null] = self.nulls[k, place] = np.zeros(len(array), np.uint8)
         self._keep_written(numbers, args)
         return args | self._cells()
 
@@ -118,6 +170,8 @@ class EpochRun:
         written: dict[str, set[tuple[int, int, int]]] = {name: set() for name in self.transactions.tables}
         for kind, number in numbers.items():
             facts = self.prepared.functions[kind].found
+            if facts.is_late:
+                continue  # it keeps the rows that it comes to
             # Among the frames of loops, rows have no fixed places: there, every number is taken for a row.
             for slot in {facts.slots[use.slot] for use in facts.writes}:
                 place = (0, 1) if facts.has_frames else (slot.place, facts.frame_sizes[0])
@@ -130,8 +184,25 @@ class EpochRun:
     def _cells(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for number, store in enumerate(self.stores):
-            out |= {arguments.cells(number): store.cells, arguments.doubles(number): store.doubles}
-        return out
+            out |= {
+                arguments.cells(number): store.cells,
+                arguments.doubles(number): store.doubles,
+                arguments.first_row(number): store.first,
+                arguments.known_rows(number): store.known,
+                arguments.row_slots(number): store.index.slots,
+                arguments.row_keys(number): store.index.room,
+                arguments.row_count(number): store.index.control,
+            }
+            undo = self.undo.tables[list(self.transactions.tables)[number]]
+            out |= dict(zip(arguments.kept(number), undo.late, strict=True))
+        return {**out, "secret": slot_hashing.SECRET}
+
+    def _more(self) -> dict[str, Any]:
+        """Room for rows that events come to as they run."""
+        for name, store in zip(self.transactions.tables, self.stores, strict=True):
+            store.make_room()
+            self.undo.tables[name].make_room()
+        return self._cells()
 
     def _resolve(self, k: int, number: int, args: dict[str, Any]) -> None:
         """The rows of all keys that the events of a kind may touch, in their places."""
@@ -148,12 +219,14 @@ class EpochRun:
         compiled = self.prepared.compiled
         assert compiled is not None
         keys = compiled.keys[number]
+        assert keys is not None
         kernel = codegen.kernel(keys.source, "keys")
         count = len(self.epoch.kinds[k].numbers)
         facts = self.prepared.functions[self.kinds[k]].found
         fields = self.prepared.functions[self.kinds[k]].fields.values()
         sizes = [given[arguments.list_offsets(number, field.name)] for field in fields if field.is_list]
-        items = [np.diff(offsets)[given[arguments.event_rows(number)]] for offsets in sizes]
+        rows = given[arguments.event_rows(number)]
+        items = [offsets[rows + 1] - offsets[rows] for offsets in sizes]
         given = {**given, **{arguments.known_rows(table): rows for table, rows in enumerate(known)}}
         bounds = np.linspace(0, count, parts_of(count, self.threads) + 1).astype(np.int64)
         ahead = 1
@@ -169,7 +242,17 @@ class EpochRun:
 
             spans = zip(pairwise(bounds), pairwise(starts), strict=True)
             tasks = [partial(part, int(lo), int(hi), int(a), int(b)) for (lo, hi), (a, b) in spans]
-            found = in_threads(tasks)
+            if self.watch is not None and self.watch.limited:
+                part(0, 0, 0, 0)  # compiles, before time counts
+                marks = offsets if facts.has_frames else flat
+                marks.fill(NOT_BEGUN)
+                size = 1 if facts.has_frames else max(1, facts.frame_sizes[0])
+                at = partial(_last_begun, marks, [(int(lo), int(hi)) for lo, hi in pairwise(bounds)], size)
+                running: AbstractContextManager[None] = self.watch.finding_keys(self, k, at)
+            else:
+                running = self._running()
+            with running:
+                found = in_threads(tasks)
             if all(out[0] >= 0 for out in found):
                 break
             ahead *= 4
@@ -188,6 +271,8 @@ class EpochRun:
         base = np.concatenate([[0], np.cumsum([len(store.index) for store in self.stores])])
         events, rows, writes = [_NO_LONGS], [_NO_LONGS], [np.empty(0, np.uint8)]
         for number, kind in enumerate(self.prepared.functions):
+            if self.prepared.functions[kind].found.is_late:
+                continue
             k = self.kinds.index(kind)
             where = np.flatnonzero(self.epoch.kind_of == k)
             found = self._keys(k, number, args, [_NO_LONGS] * len(self.stores))
@@ -217,6 +302,16 @@ class EpochRun:
             touch_count=self._touch_count,
             kind_of=np.asarray(args["kinds"]),
             threads=self.threads if count else 1,
+            is_late=self._is_late(),
+            more=self._more,
+            watch=self.watch,
+        )
+
+    def _is_late(self) -> bool:
+        """Whether some of the compiled events find their rows as they run."""
+        return any(
+            function.found.is_late and len(self.epoch.kinds[self.kinds.index(kind)].numbers)
+            for kind, function in self.prepared.functions.items()
         )
 
     def put_back(self) -> None:
@@ -228,7 +323,7 @@ class EpochRun:
         """In time order: compiled events in runs, the others one by one."""
         stores = dict(zip(self.transactions.tables, self.stores, strict=True))
         functions: dict[int, InterpretedFunction] = {}
-        results = ResultTypes(self.prepared.results)
+        results = ResultTypes(self.prepared.results, self.transactions.declared)
         columns: dict[int, list[list[Any]]] = {}
         values: dict[int, list[tuple[Any, ...] | None]] = {}
         for k, kind in enumerate(self.kinds):
@@ -241,6 +336,19 @@ class EpochRun:
                 values[k] = [None] * len(self.epoch.kinds[k].numbers)
         if self.prepared.compiled is not None:
             self._call(args, np.arange(0))  # compiles, before anything has changed
+        with self._running():
+            self._in_order(args, functions, columns, values)
+        self.result_types = results.types
+        for k, rows in values.items():
+            self._keep_results(k, rows)
+
+    def _in_order(
+        self,
+        args: dict[str, Any],
+        functions: Mapping[int, InterpretedFunction],
+        columns: Mapping[int, list[list[Any]]],
+        values: Mapping[int, list[tuple[Any, ...] | None]],
+    ) -> None:
         is_slow = np.isin(self.epoch.kind_of, list(functions))
         done = 0
         for e in np.flatnonzero(is_slow):
@@ -249,7 +357,9 @@ class EpochRun:
             k, i = int(self.epoch.kind_of[e]), int(self.epoch.place_of[e])
             names = self.transactions.found[self.kinds[k]].fields
             fields = dict(zip(names, (column[i] for column in columns[k]), strict=True))
-            reason, out = functions[k].run(fields)
+            self.status[e] = COMMITTED
+            with self._passing(np.array([e])):
+                reason, out = functions[k].run(fields)
             if reason is not None:
                 self.status[e] = _OTHER
                 self.spoken[int(e)] = reason
@@ -257,9 +367,9 @@ class EpochRun:
                 self.status[e] = RETURNED
                 values[k][i] = out
         self._compiled_run(args, done, len(self.status))
-        self.result_types = results.types
-        for k, rows in values.items():
-            self._keep_results(k, rows)
+
+    def _passing(self, todo: Longs) -> AbstractContextManager[None]:
+        return nullcontext() if self.watch is None else self.watch.passing(todo, self.status)
 
     def _compiled_run(self, args: dict[str, Any], start: int, stop: int) -> None:
         if stop > start:
@@ -268,7 +378,9 @@ class EpochRun:
     def _call(self, args: dict[str, Any], todo: Longs) -> None:
         assert self.prepared.compiled is not None
         given = {**args, **self._cells(), "parts": 1, "part": 0}
-        codegen.run_body(self.prepared.compiled.body, given, todo)
+        with self._passing(todo):
+            codegen.run_body(self.prepared.compiled.body, given, todo, self._more)
+        self._take_in()
 
     def _keep_results(self, k: int, rows: list[tuple[Any, ...] | None]) -> None:
         """Results of the interpreter as arrays, of the types that it found."""
@@ -276,10 +388,14 @@ class EpochRun:
         for place, name in enumerate(self.transactions.kinds[self.kinds[k]].result_names):
             given = [None if row is None else row[place] for row in rows]
             type_ = self.result_types.get(name, "long")
-            if type_ == "string":
+            self.nulls[k, place] = np.array([value is None for value in given], np.uint8)
+            if is_decimal(type_):
+                units = [0 if value is None else units_of(value, scale_of(type_)) for value in given]
+                array = np.array(units, np.int64)
+            elif type_ == "string":
                 array = self.strings.intern(pa.array(["" if value is None else value for value in given]))
             else:
-                array = np.array([0 if value is None else value for value in given], _DTYPE[type_])
+                array = np.array([0 if value is None else value for value in given], _dtype(type_))
             self.results[k].append(array)
 
     # Outputs
@@ -301,7 +417,7 @@ class EpochRun:
         failed = np.flatnonzero(self.status > COMMITTED)
         if not len(failed) and not self.spoken and not self.epoch.reasons:
             return pa.nulls(self.epoch.count, pa.string())
-        code = np.full(self.epoch.count, -1, np.int64)
+        code = np.full(self.epoch.count, -1, np.int32)
         if len(failed):
             status = self.status[failed]
             beyond = max(known) + 1  # what the interpreter found is told below
@@ -316,9 +432,9 @@ class EpochRun:
             texts.append(text)
         # User code may have put into a reason what is no text.
         texts = [text.encode(errors="backslashreplace").decode() for text in texts]
-        return pa.array(texts, pa.string()).take(pa.array(code, mask=code < 0))
+        return pa.array(texts, pa.string()).take(arrow_of(code, pa.int32(), (code >= 0).view(np.uint8)))
 
-    def _missing_keys(self, missing: Longs, first: int, code: Longs) -> list[str]:
+    def _missing_keys(self, missing: Longs, first: int, code: NDArray[np.int32]) -> list[str]:
         """Reasons that name a key, a text for each key; the codes of their events are set."""
         tables = self.status[missing].astype(np.int64) - FIRST_MISSING
         pairs, which = np.unique(tables << 48 | self.detail[missing], return_inverse=True)
@@ -339,25 +455,29 @@ class EpochRun:
         type_ = self.result_types.get(name, "long")
         declared = [self.transactions.kinds[self.kinds[k]].result_types[place] for k, place in uses]
         count, epoch = self.epoch.count, self.epoch
-        values, valid = np.zeros(count, _DTYPE[type_]), np.zeros(count, np.uint8)
+        values, valid = np.zeros(count, _dtype(type_)), np.zeros(count, np.uint8)
         for k, place in uses:
             if k in self.results:
-                given = self.results[k][place]
-                grouping.put_results(
-                    epoch.order, epoch.kind_of, epoch.place_of, self.status, k, RETURNED, given, values, valid
+                put = partial(
+                    grouping.put_results,
+                    epoch.order,
+                    epoch.kind_of,
+                    epoch.place_of,
+                    self.status,
+                    k,
+                    RETURNED,
+                    self.results[k][place],
+                    values,
+                    valid,
                 )
-        bits = pa.py_buffer(np.packbits(valid, bitorder="little"))
-        nulls = count - int(np.count_nonzero(valid))
-        if type_ == "string":
-            numbers = np.arange(count)
-            rows = pa.Array.from_buffers(pa.int64(), count, [bits, pa.py_buffer(numbers)], nulls)
-            out = self.strings.take(values).take(rows)
-        elif type_ == "bool":
-            packed = pa.py_buffer(np.packbits(values != 0, bitorder="little"))
-            out = pa.Array.from_buffers(pa.bool_(), count, [bits, packed], nulls)
-        else:
-            out = pa.Array.from_buffers(ARROW[type_], count, [bits, pa.py_buffer(values)], nulls)
-        return out.cast(next((found for found in declared if found is not None), ARROW[type_]))
+                in_parts(put, len(epoch.order), self.threads)
+            if (k, place) in self.nulls:
+                valid[epoch.kinds[k].numbers[self.nulls[k, place] != 0]] = 0
+        arrow = next((found for found in declared if found is not None), _arrow_type(type_))
+        if type_ != "string":
+            return arrow_of(values, arrow, valid)
+        rows = pa.array(np.arange(count), mask=valid == 0)
+        return self.strings.take(values).take(rows).cast(arrow)
 
 
 class _Keys(NamedTuple):
@@ -367,6 +487,19 @@ class _Keys(NamedTuple):
     offsets: Longs
     touches: int
     asked: list[tuple[int, Longs, Longs]]
+
+
+def _last_begun(marks: Longs, spans: Sequence[tuple[int, int]], size: int) -> list[int]:
+    """Of each span of events, the last whose keys a kernel has begun to find, but for spans that are surely done.
+
+    Each event has `size` marks.
+    """
+    lasts = []
+    for lo, hi in spans:
+        begun = np.flatnonzero(marks[lo * size : hi * size : size] != NOT_BEGUN)
+        lasts += [(lo + int(begun[-1]), hi)] if len(begun) else []
+    amid = [last for last, end in lasts if last < end - 1]
+    return amid or [last for last, _ in lasts]
 
 
 def _room(facts: Analysis, lo: int, hi: int, sizes: list[Longs]) -> int:

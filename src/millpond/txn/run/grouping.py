@@ -70,6 +70,15 @@ def share_out(order: Longs, sizes: Longs, loads: Longs, thread_of: Longs) -> Non
 
 
 @jit
+def part_owners(owner: Longs, following: Longs, out: Longs) -> None:
+    """Events apart by owner, in order: those of owner t from where `following[t]` starts."""
+    for e in range(owner.shape[0]):
+        t = owner[e]
+        out[following[t]] = e
+        following[t] += 1
+
+
+@jit
 def levels(starts: Longs, row: Longs, write: Flags, wrote: Longs, read: Longs, level: Longs) -> None:
     """The round of each event: after every earlier one that it conflicts with.
 
@@ -151,12 +160,19 @@ def put_results(
     results: Any,
     values: Any,
     valid: Flags,
+    start: int,
+    stop: int,
 ) -> None:
-    """The results of one kind to their events, where they returned any."""
-    for e in range(order.shape[0]):
-        if kind_of[e] == kind and status[e] == returned:
-            values[order[e]] = results[place_of[e]]
-            valid[order[e]] = 1
+    """The results of one kind to those events from `start` to `stop` that returned any."""
+    if results.shape[0] == 0:
+        return
+    for e in range(start, stop):
+        # Without branches: kinds come in no order that a processor could guess.
+        is_result = (kind_of[e] == kind) & (status[e] == returned)
+        at = order[e]
+        result = results[place_of[e] * is_result]
+        values[at] = result if is_result else values[at]
+        valid[at] |= is_result
 
 
 @jit

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
@@ -23,11 +24,12 @@ from numpy.typing import NDArray
 
 from millpond.errors import BadOption
 from millpond.stores.tables import TableStore
-from millpond.stores.threads import in_threads
+from millpond.stores.threads import in_parts, in_threads
 from millpond.txn.compiler.bodycode import PART_SHIFT
 from millpond.txn.compiler.codegen import BodyKernel, run_body
 from millpond.txn.compiler.values import FIRST_MISSING
 from millpond.txn.run import grouping
+from millpond.txn.run.watch import NOT_BEGUN, Watch
 
 PlanName = Literal["serial", "chains", "groups", "rounds"]
 PLANS: tuple[str, ...] = get_args(PlanName)
@@ -72,6 +74,9 @@ class CompiledEpoch:
     touch_count: int
     kind_of: Longs
     threads: int
+    is_late: bool  # whether some of its events find their rows as they run
+    more: Callable[[], Mapping[str, Any]]  # makes room for such rows
+    watch: Watch | None = None
 
 
 @dataclass
@@ -94,6 +99,8 @@ class Figures:
 
 def possible(work: CompiledEpoch) -> list[str]:
     """The plans that are correct for these functions."""
+    if work.is_late:
+        return ["serial"]
     return [plan for plan in PLANS if plan != "chains" or all(work.single) or work.apart is not None]
 
 
@@ -129,7 +136,7 @@ def _choose(work: CompiledEpoch, figures: Figures) -> tuple[str, list[Longs] | N
     serial = work.events * (_EVENT_NS + work.weight) + work.touch_count * touch
     estimates = {"serial": serial}
     n = work.threads
-    if n > 1 and work.events > 0:
+    if n > 1 and work.events > 0 and not work.is_late:
         shared = serial / n + _BARRIER_NS
         if all(work.single):
             estimates["chains"] = shared + _SPLIT_NS * work.events
@@ -152,7 +159,9 @@ def _choose(work: CompiledEpoch, figures: Figures) -> tuple[str, list[Longs] | N
 
 
 def _call(work: CompiledEpoch, body: BodyKernel, todo: Longs, **own: Any) -> None:
-    run_body(body, {**work.args, "parts": 1, "part": 0, **own}, todo)
+    given = {**work.args, "parts": 1, "part": 0, **own}
+    with nullcontext() if work.watch is None else work.watch.passing(todo, given["status"]):
+        run_body(body, given, todo, work.more)
 
 
 def _each(work: CompiledEpoch, shares: Sequence[Longs]) -> None:
@@ -167,7 +176,15 @@ def _by_row(work: CompiledEpoch) -> list[Longs]:
     touches = work.touches()
     owner = np.zeros(work.events, np.int64)
     owner[touches.event] = (touches.row >> PART_SHIFT) % work.threads
-    return [np.flatnonzero(owner == part) for part in range(work.threads)]
+    return _by_owner(owner, work.threads)
+
+
+def _by_owner(owner: Longs, threads: int) -> list[Longs]:
+    """The events of each thread, in one pass, however many threads there are."""
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=threads))])
+    events = np.empty(len(owner), np.int64)
+    grouping.part_owners(owner, bounds[:-1].copy(), events)
+    return [events[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
 def _run_apart(work: CompiledEpoch, figures: Figures) -> None:
@@ -177,24 +194,30 @@ def _run_apart(work: CompiledEpoch, figures: Figures) -> None:
     parts = 1 << (
         work.threads.bit_length() - 1
     )  # a power of two: to divide would cost more than most operations
-    statuses = [np.zeros(work.events, np.int32) for _ in range(parts)]
+    statuses = [np.full(work.events, NOT_BEGUN, np.int32) for _ in range(parts)]
 
     def part(number: int) -> None:
         assert work.apart is not None
         _call(work, work.apart, todo, parts=parts, part=number, status=statuses[number])
 
     in_threads([partial(part, number) for number in range(parts)])
-    merged = np.stack(statuses)
-    failed = merged.max(axis=0)
-    alone = np.array(work.single)[work.kind_of]
-    # What all threads found without looking at a row, they found alike.
-    coupled = (failed > 0) & ~alone & ((merged != failed).any(axis=0) | _is_missing(failed))
-    if coupled.any():
+    alone = np.array(work.single)
+
+    def merge(start: int, stop: int) -> tuple[bool, NDArray[np.int32]]:
+        merged = np.stack([status[start:stop] for status in statuses])
+        failed = merged.max(axis=0)
+        # What all threads found without looking at a row, they found alike.
+        differ = (merged != failed).any(axis=0) | _is_missing(failed)
+        coupled = (failed > 0) & ~alone[work.kind_of[start:stop]] & differ
+        return bool(coupled.any()), np.where(failed > 0, failed, merged.min(axis=0))
+
+    merged = in_parts(merge, work.events, work.threads)  # more threads have more to merge
+    if any(coupled for coupled, _ in merged):
         figures.redone = True
         work.put_back()
         _call(work, work.body, todo)
         return
-    work.args["status"][:] = np.where(failed > 0, failed, merged.min(axis=0))
+    np.concatenate([status for _, status in merged], out=work.args["status"])
 
 
 def _is_missing(status: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -222,7 +245,7 @@ def _groups(work: CompiledEpoch, figures: Figures) -> list[Longs]:
     owner[free] = np.arange(len(free)) % work.threads
     figures.components = len(roots)
     figures.largest = int(sizes.max(initial=0))
-    return [np.flatnonzero(owner == thread) for thread in range(work.threads)]
+    return _by_owner(owner, work.threads)
 
 
 def _written(touches: Touches) -> NDArray[np.uint8]:
@@ -244,7 +267,7 @@ def _run_rounds(work: CompiledEpoch, figures: Figures) -> None:
     figures.rounds = len(bounds) - 1
     pending = 0
     for start, stop in itertools.pairwise(bounds):
-        if stop - start >= _WIDE and work.threads > 1:
+        if stop - start >= _WIDE:
             _call(work, work.body, order[pending:start])
             _each(
                 work, [np.ascontiguousarray(part) for part in np.array_split(order[start:stop], work.threads)]

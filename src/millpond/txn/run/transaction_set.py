@@ -13,14 +13,20 @@ from numba.core.errors import NumbaError
 
 from millpond.code.tables import TableSpec, TransactionSetCode, Type, type_of
 from millpond.errors import BadTransaction, RuleInterpreted, WrongColumn
-from millpond.stores.tables import TableStore, layout_of, new_stores
+from millpond.schema import describe_type
+from millpond.stores.tables import Column, TableStore, column_of, layout_of, new_stores
 from millpond.stores.undo import Undo
 from millpond.txn.compiler import codegen
-from millpond.txn.compiler.facts import Analysis
+from millpond.txn.compiler.facts import WHOLE, Analysis
 from millpond.txn.compiler.values import EventField
 from millpond.txn.functions import TransactionFunction, load
 from millpond.txn.run.events import EpochEvents, field_of, take_apart
-from millpond.txn.run.execution import ARROW, EpochRun
+from millpond.txn.run.execution import EpochRun
+from millpond.txn.run.watch import Watch
+
+
+class NotPutBack(Exception):
+    """An epoch failed, and so did putting back what it had changed: nothing may look at the tables any more."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,9 @@ class TransactionSet:
             )
         self.kinds = dict(kinds)
         self.tables = dict(tables)
-        self.layouts = {name: layout_of(spec, number) for number, (name, spec) in enumerate(tables.items())}
+        self.layouts = {
+            name: layout_of(spec, number, name) for number, (name, spec) in enumerate(tables.items())
+        }
         self.found: dict[str, Analysis] = {}
         for kind, function in self.kinds.items():
             guessed = set(function.analysis.tables) - set(self.tables)
@@ -82,6 +90,7 @@ class TransactionSet:
             found = function.bound(self.tables)
             _check_columns(found, self.tables)
             self.found[kind] = found
+        self.declared = self._declared()
         self._prepared: dict[Any, PreparedSet] = {}
 
     @property
@@ -166,15 +175,19 @@ class TransactionSet:
         stores: Mapping[str, TableStore],
         threads: int = 1,
         plan: str | None = None,
+        watch: Watch | None = None,
     ) -> Outcome:
-        """The second half of `run`. Where it raises an error, the tables hold what they held before."""
+        """The second half of `run`. Where it raises an error, the tables hold what they held before.
+
+        `NotPutBack` is for tables that do not.
+        """
         epoch, prepared = arranged
         try:
-            return self._execute(EpochRun(self, prepared, epoch, stores, threads), plan)
+            return self._execute(EpochRun(self, prepared, epoch, stores, threads, watch), plan)
         except NumbaError as error:
             why = f"line 0: {str(error).splitlines()[0][:200]}"
             prepared = PreparedSet({}, self._warned(dict.fromkeys(prepared.functions, why)), None, {})
-            return self._execute(EpochRun(self, prepared, epoch, stores, threads), plan)
+            return self._execute(EpochRun(self, prepared, epoch, stores, threads, watch), plan)
 
     def _execute(self, run: EpochRun, plan: str | None) -> Outcome:
         try:
@@ -182,7 +195,10 @@ class TransactionSet:
             return Outcome(run.outputs(), figures, run.undo)
         except BaseException as error:
             _let_go(error)
-            run.put_back()
+            try:
+                run.put_back()
+            except BaseException as failure:
+                raise NotPutBack(type(failure).__name__) from failure
             raise
 
     def prepare(self, schemas: Mapping[str, pa.Schema]) -> PreparedSet:
@@ -214,7 +230,8 @@ class TransactionSet:
                 fields[name] = field
             if kind in slow:
                 continue
-            function = codegen.TypedFunction(found, code, fields)
+            names = self.kinds[kind].result_names
+            function = codegen.TypedFunction(found, code, fields, tuple(map(self.declared.get, names)))
             finding = codegen.check(function, self.layouts)
             if finding is not None:
                 slow[kind] = f"line {finding.line}: {finding.why}"
@@ -229,14 +246,6 @@ class TransactionSet:
     ) -> dict[str, Type]:
         """The types of result columns. Kinds that share a name agree: long and double make double."""
         out: dict[str, Type] = {}
-        declared: dict[str, Type] = {}
-        for function in self.kinds.values():
-            for name, type_ in zip(function.result_names, function.result_types, strict=True):
-                found = None if type_ is None else type_of(type_)
-                if found is not None and (pa.types.is_timestamp(type_) or type_ == ARROW[found]):
-                    declared[name] = found
-                elif type_ is not None:
-                    raise self._bad_result(name, str(type_), "long, double, boolean, timestamp or string")
         for number, kind in enumerate(functions):
             assert compiled is not None
             for name, given in zip(self.kinds[kind].result_names, compiled.results[number], strict=True):
@@ -245,10 +254,27 @@ class TransactionSet:
                     out[name] = "double"
                 elif before != given:
                     raise self._bad_result(name, given, f"{before}, as in another kind")
+        declared = {name: column.type for name, column in self.declared.items()}
         for name, wanted in declared.items():
             if out.get(name, wanted) != wanted and (out[name], wanted) != ("long", "double"):
                 raise self._bad_result(name, out[name], wanted)
         return out | declared
+
+    def _declared(self) -> dict[str, Column]:
+        """What results were said to be, by name."""
+        out: dict[str, Column] = {}
+        for function in self.kinds.values():
+            for name, type_ in zip(function.result_names, function.result_types, strict=True):
+                if type_ is None:
+                    continue
+                if type_of(type_) is None:
+                    raise self._bad_result(
+                        name, describe_type(type_), "type that a column of a table may have"
+                    )
+                column = column_of(type_)
+                if out.setdefault(name, column) != column:
+                    raise self._bad_result(name, column.ddl, f"{out[name].ddl}, as in another kind")
+        return out
 
     def _bad_result(self, name: str, given: str, wanted: str) -> BadTransaction:
         return BadTransaction(
@@ -280,7 +306,7 @@ def _check_columns(found: Analysis, tables: Mapping[str, TableSpec]) -> None:
     for use in sorted(found.reads | found.writes, key=lambda use: use.line):
         table = found.slots[use.slot].table
         names = tables[table].columns.names
-        if use.column not in names:
+        if use.column not in (*names, WHOLE):
             raise BadTransaction(
                 f"transaction {found.name!r}, line {use.line}: table {table!r} has no column {use.column!r}",
                 hint=f"its columns are {', '.join(names)}",
