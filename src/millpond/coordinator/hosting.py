@@ -174,6 +174,8 @@ class Embedded:
         # Arrow's own allocator gives back large arrays that another thread lets go of, as epochs' are: then every page
         # of the next ones costs a fault.
         environment.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+        # Slices are what runs in parallel. Threads of numpy's own would each reserve memory that counts as used.
+        environment.setdefault("OPENBLAS_NUM_THREADS", "1")
         if self._memory is not None:
             # Arrow's allocator would take a GiB at once, which counts from then on.
             environment.setdefault("MIMALLOC_ARENA_EAGER_COMMIT", "0")

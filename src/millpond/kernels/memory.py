@@ -6,11 +6,14 @@ import ctypes
 import resource
 from contextlib import suppress
 
-# glibc's names, and the largest arrays that it can take from memory it has kept.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 128 << 20, 512 << 20
-_KEPT_SHARE = 16
+# glibc's names.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+# Of a process without a limit, and of one with much memory: what an arena keeps.
+_KEPT_BYTES, _KEPT_BYTES_MAX = 128 << 20, 512 << 20
+# The largest arrays that can be taken from it.
 _ARRAY_BYTES_MAX = 32 << 20
+# Of the limit of a process that has one. What an arena keeps, threads of another cannot have: so these are few.
+_KEPT_SHARE, _ARRAY_SHARE, _ARENAS_MAX = 16, 256, 4
 
 
 def data_bytes() -> int:
@@ -23,11 +26,14 @@ def data_bytes() -> int:
 def keep_freed_memory(limit: int = 0) -> None:
     """Keep it for the next arrays. For processes of our own: asked for anew, every page of it costs a fault.
 
-    More of it where the process may have much memory: `limit` is how many bytes. Does nothing where the C library is
-    not glibc.
+    `limit` is how many bytes the process may have, if that is limited: it keeps a share of them. Does nothing where the
+    C library is not glibc.
     """
-    least, most = _KEPT_BYTES
+    kept = min(limit // _KEPT_SHARE, _KEPT_BYTES_MAX) if limit else _KEPT_BYTES
+    array = min(limit // _ARRAY_SHARE, _ARRAY_BYTES_MAX) if limit else _ARRAY_BYTES_MAX
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libc.so.6")
-        library.mallopt(_M_MMAP_THRESHOLD, _ARRAY_BYTES_MAX)
-        library.mallopt(_M_TRIM_THRESHOLD, min(max(least, limit // _KEPT_SHARE), most))
+        library.mallopt(_M_MMAP_THRESHOLD, array)
+        library.mallopt(_M_TRIM_THRESHOLD, kept)
+        if limit:
+            library.mallopt(_M_ARENA_MAX, _ARENAS_MAX)

@@ -39,6 +39,8 @@ from millpond.wire.tunnel import Tunnel
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000
 _HEADER = "authorization"
+# What gRPC answers where a server has no memory for another thread.
+_NO_THREAD = "Threadpool Exhausted"
 # Calls at the same time. Those with the read-only token take none from the others.
 CALLS_MAX = 1024
 READING_CALLS_MAX = 64
@@ -355,6 +357,6 @@ def _from_wire(error: BaseException, address: str) -> MillpondError:
         return error_named(body["code"])(body["message"], hint=body["hint"], **body["attributes"])
     if isinstance(error, fl.FlightUnauthenticatedError):
         return token_refused(address)
-    if isinstance(error, pa.ArrowInvalid):
+    if isinstance(error, pa.ArrowInvalid) and _NO_THREAD not in str(error):
         return BadMessage(str(error))
     return no_answer(address, type(error).__name__)
