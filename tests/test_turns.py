@@ -252,6 +252,16 @@ def test_the_last_epoch_runs_again_after_its_drains() -> None:
     assert (following.previous, following.oldest) == (Turn(1, 7), Turn(1, 0))
 
 
+def test_an_epoch_that_runs_again_after_its_drain_follows_the_drain_before_it() -> None:
+    """What a drain before the epoch had answered must not come again (seed 20009)."""
+    views = Fetcher()
+    for epoch in range(3):
+        for drain in range(2):
+            views.pin(epoch, drain, u=5 + 2 * epoch + drain)
+            views.answer(epoch, drain, waiting=4 - drain, lowest=20)
+    assert views.pin(2).previous == Turn(1, 1)
+
+
 def test_an_epoch_has_so_many_drains_at_most() -> None:
     views = Fetcher()
     views.pin(0)

@@ -49,7 +49,7 @@ class Runtime(Protocol):
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Work on all items at the same time, and wait for all; then raise the first failure, in item order."""
 
-    def spawn(self, work: Callable[[], None], name: str) -> None:
+    def spawn(self, work: Callable[[], object], name: str) -> None:
         """Work goes on by itself. Nobody waits for it, and it ends with the process at the latest."""
 
     def bits(self, count: int) -> int:
@@ -99,7 +99,7 @@ class Threads:
                 futures = [pool.submit(work, item) for item in items]
         return [future.result() for future in futures]
 
-    def spawn(self, work: Callable[[], None], name: str) -> None:
+    def spawn(self, work: Callable[[], object], name: str) -> None:
         threading.Thread(target=work, name=name, daemon=True).start()
 
     def bits(self, count: int) -> int:
@@ -138,7 +138,7 @@ class Serial:
             raise failures[0]
         return results
 
-    def spawn(self, work: Callable[[], None], name: str) -> None:
+    def spawn(self, work: Callable[[], object], name: str) -> None:
         work()
 
     def bits(self, count: int) -> int:

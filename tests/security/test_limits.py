@@ -431,7 +431,9 @@ def test_a_request_beyond_the_memory_of_its_container_fails_alone(tmp_path: Path
         # More than once: what threads keep of the memory of refused requests must not add up.
         for _ in range(4):
             with pytest.raises(MessageTooLarge) as caught:
-                connection.exchange(Stage("s", "stranger@q", Turn(0), 0, 0), [rows] * (staged // wide.nbytes + 1))
+                connection.exchange(
+                    Stage("s", "stranger@q", Turn(0), 0, 0), [rows] * (staged // wide.nbytes + 1)
+                )
             assert caught.value.limit == staged
             assert "memory=" in caught.value.hint
             with pytest.raises(MessageTooLarge):

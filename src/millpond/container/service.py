@@ -101,6 +101,8 @@ class ContainerService:
         self._replaced: list[str] = []
         self._truncated = 0
         self._log_bytes = 0
+        # What the last checkpoint wrote.
+        self._snapshot_bytes = 0
         self._snapshot_pause_s_max = 0.0
         self._log_seconds = 0.0
         self._unswept: set[str] = set()
@@ -359,9 +361,11 @@ class ContainerService:
             return True
 
     def _log_bytes_max(self) -> int:
-        """Checkpoints write outputs too, whether or not they changed: the log may be some times as large as those."""
+        """A checkpoint writes slices whole: the log may be as large as what the last one wrote, so that a byte is written
+        so many times at most, whatever the pond holds. Outputs are written whether or not they changed.
+        """
         outputs = sum(holding.outputs_bytes for holding in list(self.core.holdings.values()))
-        return LOG_BYTES_MAX + LOG_PER_OUTPUTS * outputs
+        return LOG_BYTES_MAX + self._snapshot_bytes + LOG_PER_OUTPUTS * outputs
 
     def _inherits(self) -> bool:
         """Whether slices here rest on logs of others that a checkpoint would make unnecessary."""
@@ -398,15 +402,17 @@ class ContainerService:
             log_bytes, self._log_bytes = self._log_bytes, 0
             self._checkpoints += 1
             vectors = plan.clean
+            written = 0
             try:
                 for holding, number in plan.dirty:
                     if number in holding.slices and number not in self._unconfirmed:
-                        self._snapshot(holding, number, plan, vectors)
+                        written += self._snapshot(holding, number, plan, vectors)
                 self._write_manifest(self._new_grounds(plan, vectors))
             except BaseException:
                 self._log_bytes += log_bytes
                 raise
             self._covered = plan.covered
+            self._snapshot_bytes = written
             reach("truncate.before")
             self._truncate()
             # A slice that went meanwhile may still rest on what was to be replaced.
@@ -464,15 +470,15 @@ class ContainerService:
         number: SliceId,
         plan: CheckpointPlan,
         vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]],
-    ) -> None:
+    ) -> int:
         """Writes one slice, and notes where its writers stand in it. What it replaces goes with the manifest.
 
-        One in which an epoch has begun to run since the plan was made stays behind.
+        One in which an epoch has begun to run since the plan was made stays behind. Returns how many bytes it has.
         """
         held = holding.held(number)
         if not held.lock.acquire(timeout=BUSY_S_MAX):
             plan.behind.add((holding.resident.id, number))
-            return
+            return 0
         try:
             started = time.perf_counter()
             copy = held.decided_copy()
@@ -484,8 +490,9 @@ class ContainerService:
         name = snapshot_name(number, self.core.term, self._checkpoints)
         head = SnapshotHead(holding.resident.id, number)
         try:
+            rows = copy.export()
             self._files.make_dir(snapshot_directory(self._root, holding.resident.id))
-            write_snapshot(self._files, self._root, name, head, holding.snapshot_schema, [copy.export()])
+            write_snapshot(self._files, self._root, name, head, holding.snapshot_schema, [rows])
         except BaseException:
             # Whatever it was: the slice must be in the next snapshot, or its log would be let go.
             held.dirty = True
@@ -496,6 +503,7 @@ class ContainerService:
             )
         held.snapshot = name
         vectors[holding.resident.id, number] = vector
+        return int(rows.nbytes)
 
     def _report(self) -> ContainerReport:
         core = self.core

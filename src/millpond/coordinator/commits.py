@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from millpond.coordinator import catalogue, epochs, updates
@@ -21,6 +22,10 @@ from millpond.wire.base import Call, Term
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, Prepare
 from millpond.wire.house import Register
 from millpond.wire.questions import ResidentProgress
+
+# How long those who ask for progress wait for an epoch that its driver did not wait for, and how often they look.
+VISIBLE_S_MAX = 5.0
+LOOK_S = 0.01
 
 
 class Commits:
@@ -92,13 +97,30 @@ class Commits:
                 return updates.replay_epoch(record, message)
             updates.check_epoch(record, message)
             commit = self._begin(message)
-            self._drive(commit)
+            self._drive(commit, until_decided=message.early)
             if commit.error is not None:
                 raise commit.error
             assert commit.committed is not None
+            if commit.effects():
+                self._runtime.spawn(partial(self._show, message.resident), "millpond-show")
             self.committed += 1
             self._note_end(message)
             return commit.committed
+
+    def await_visible(self, name: str) -> None:
+        """Waits for an epoch that was answered early, if it does not take too long. Not while the memory is locked."""
+        commit = self._unseen.get(name)
+        if commit is None or not commit.message.early:
+            return
+        deadline = self._runtime.now() + VISIBLE_S_MAX
+        while self._unseen.get(name) is commit and self._runtime.now() < deadline:
+            if self._show(name, LOOK_S):
+                return
+
+    def await_all_visible(self) -> None:
+        """The same of all residents."""
+        for name in list(self._unseen):
+            self.await_visible(name)
 
     def progress(self, name: str) -> ResidentProgress:
         """Progress as it is published: an epoch that is not visible everywhere does not count."""
@@ -145,8 +167,23 @@ class Commits:
             if commit.error is not None:
                 raise commit.error
 
-    def _drive(self, commit: EpochCommit) -> None:
+    def _show(self, resident: str, seconds: float = -1) -> bool:
+        """Makes what was decided visible; False if others were at the resident's epochs for so long."""
+        lock = self._locks[resident]
+        if not lock.acquire(timeout=seconds):
+            return False
+        try:
+            # Where that fails, whoever comes next tries again, and is told.
+            with suppress(MillpondError):
+                self._make_visible(resident)
+        finally:
+            lock.release()
+        return True
+
+    def _drive(self, commit: EpochCommit, *, until_decided: bool = False) -> None:
         while effects := commit.effects():
+            if until_decided and commit.committed is not None:
+                return
             for event in self._runtime.map(lambda effect: self._carry_out(commit, effect), effects):
                 commit.on(event)
 

@@ -95,7 +95,7 @@ def _remembered(pins: tuple[PinRecord, ...]) -> tuple[PinRecord, ...]:
     return tuple(
         record
         for at, record in enumerate(pins)
-        if record.turn.drain == 0 or not (pins[at + 2 :] and pins[at + 2].turn.drain)
+        if record.turn.drain == 0 or not any(two.turn.epoch == record.turn.epoch for two in pins[at + 2 :])
     )
 
 

@@ -137,6 +137,7 @@ class CoordinatorService:
         """Ends the containers; what they have in their logs is snapshotted first, so that the next start is quick."""
         if self._open and checkpoint:
             self._open = False
+            self._commits.await_all_visible()
             self._checkpoint_for(CLOSE_S_MAX)
         self._open = False
         self._containers.close()
@@ -245,8 +246,10 @@ class CoordinatorService:
             case Locate():
                 return self._slices.locate(self._root)
             case AskProgress(resident):
+                self._commits.await_visible(resident)
                 return self._commits.progress(resident)
             case AskPending(resident):
+                self._commits.await_visible(resident)
                 with self._memory.lock:
                     progress = self._commits.progress(resident)
                     return fetches.pending(self._record, message, progress.update, progress.held_by)
@@ -311,6 +314,7 @@ class CoordinatorService:
     # Progress
 
     def _pin(self, message: Pin) -> Pinned:
+        self._commits.await_visible(message.resident)
         with self._memory.lock:
             before = self._record
             record, pinned = fetches.pin(before, message, self._commits.progress(message.resident).update)

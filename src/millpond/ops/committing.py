@@ -71,20 +71,23 @@ def commit(
     work: Work | Planned,
     history: History,
     query: str | None = None,
+    *,
+    early: bool = False,
 ) -> EpochCommitted:
     """Commits the rows of an epoch of a query: that of the DataFrame, or the one that is named."""
     turn = turn_of(epoch)
     if frames.is_frame(rows):
         query = query or frames.query_of(rows) or LOCAL_QUERY
         staging = frames.Staging(client, stager, rows, query, turn)
-        return commit_staged(client, stager, query, turn, staging, staging.time_kind, work, history)
+        kind = staging.time_kind
+        return commit_staged(client, stager, query, turn, staging, kind, work, history, early=early)
     table, part = as_table(rows), Part(query or LOCAL_QUERY, turn, 0)
-    kind: KindOfTime = "" if stager.at is None else time_kind_in(table, stager.at)
+    kind = "" if stager.at is None else time_kind_in(table, stager.at)
 
     def stage(plan: EpochPlan) -> list[Receipt]:
         return [stager.stage(client, table, plan, part)]
 
-    return commit_staged(client, stager, part.query, turn, stage, kind, work, history)
+    return commit_staged(client, stager, part.query, turn, stage, kind, work, history, early=early)
 
 
 def commit_staged(
@@ -97,10 +100,12 @@ def commit_staged(
     work: Work | Planned,
     history: History,
     owes: bool = False,
+    early: bool = False,
 ) -> EpochCommitted:
     """Has the rows staged, whose times are of that kind, and commits; again if a container lost what it held.
 
     `stage` gives the receipts that are to count. One that `owes` its outputs lets no other follow until they are handed over.
+    With `early` it returns when the epoch is decided; it is visible soon, and before anybody hears of it in U.
     """
     name = stager.resident, stager.name, query, turn, history
     pause, longest = STAGE_PAUSE_S
@@ -118,6 +123,7 @@ def commit_staged(
                     receipts=receipts,
                     work=work(plan, receipts) if callable(work) else work,
                     owes=owes,
+                    early=early,
                 )
             )
         except StageLost:

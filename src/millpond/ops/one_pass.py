@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
 
 # Rows that waited, and are worth a task of their own.
-SHARE_ROWS = 1 << 17
+SHARE_ROWS = 1 << 15
 
 
 class Sight(NamedTuple):

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from millpond.client.client import Client
 from millpond.errors import BadDuration
+from millpond.ops import frames
 from millpond.ops.columns import Names
 from millpond.ops.committing import check_history, commit
 from millpond.ops.intake import Intake
@@ -52,8 +53,13 @@ class Update:
 
     @ends_with_query
     def __call__(self, rows: pa.Table | DataFrame, epoch: int) -> EpochCommitted:
-        """Commits one epoch. When it returns, the rows are durable and U has moved; a replay changes nothing."""
-        return commit(self._client, self._intake, rows, epoch, RowsWork(), self._history)
+        """Commits one epoch. When it returns, the rows are durable and will count; a replay changes nothing.
+
+        Whoever asks for U from then on, as every fetch does, finds them there. On a stream they are brought to their
+        places while Spark plans its next batch.
+        """
+        early = frames.is_frame(rows) and frames.query_of(rows) is not None
+        return commit(self._client, self._intake, rows, epoch, RowsWork(), self._history, early=early)
 
     def commit(self, table: pa.Table, epoch: int, query: str) -> EpochCommitted:
         """Commits an Arrow table as an epoch of a query of that name: epochs are numbered for each query."""

@@ -149,6 +149,8 @@ class CommitEpoch(Call[EpochCommitted], frozen=True, tag=True):
     work: Work
     owes: bool = False
     """Whether the epoch's outputs are to be `HandedOver` before another comes."""
+    early: bool = False
+    """Answered as soon as it is decided: it becomes visible by itself, and nobody is told U before."""
 
     def __post_init__(self) -> None:
         check_progress(self.late_below)

@@ -92,7 +92,7 @@ class SimRuntime:
         self._scheduler.join(tasks)
         return [task.outcome() for task in tasks]
 
-    def spawn(self, work: Callable[[], None], name: str) -> None:
+    def spawn(self, work: Callable[[], object], name: str) -> None:
         self._process.spawn(work, name)
 
     def bits(self, count: int) -> int:

@@ -306,7 +306,8 @@ class Updater(App):
 
             return client.runtime.map(task, list(range(len(parts))))
 
-        return commit_staged(client, intake, query, turn, stage, "long", RowsWork(), "continue")
+        early = turn.epoch % 2 == 1
+        return commit_staged(client, intake, query, turn, stage, "long", RowsWork(), "continue", early=early)
 
     def _partitions(self, rows: Sequence[Row]) -> list[list[Row]]:
         """The rows in several partitions, others each time; in each of them in their order."""
