@@ -339,8 +339,9 @@ class ContainerService:
         idle = True
         for holding in list(core.holdings.values()):
             idle &= self._sweep(holding)
-        grown = self._log_bytes > self._log_bytes_max() or core.seq - self._covered > LOG_RECORDS_MAX
-        if grown or (self._inherits() and not self._unconfirmed):
+        # How much is too much takes time to find out.
+        is_long = self._log_bytes > LOG_BYTES_MAX and self._log_bytes > self._log_bytes_max()
+        if is_long or core.seq - self._covered > LOG_RECORDS_MAX or (self._inherits() and not self._unconfirmed):
             self.checkpoint()
         return idle
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
@@ -18,11 +19,22 @@ QUERIES_KEPT = 256
 BATCH_BYTES = 64 << 20
 
 
+class _Kept(NamedTuple):
+    """What a turn gave, and its size, which takes time to find out."""
+
+    rows: pa.Table
+    nbytes: int
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> Self:
+        return cls(rows, rows.nbytes)
+
+
 class Outputs:
     """Tables by writer and turn. The writer that was heard of last comes last."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, dict[Turn, pa.Table]] = {}
+        self._kept: dict[str, dict[Turn, _Kept]] = {}
 
     def keep(self, writer: str, turn: Turn, rows: pa.Table) -> None:
         operator = operator_of(writer)
@@ -32,23 +44,23 @@ class Outputs:
         # Turns only go on: what is not before this one is of a writer of the same name that was forgotten.
         turns = {known: kept for known, kept in self._kept.pop(writer, {}).items() if known < turn}
         self._kept[writer] = turns
-        turns[turn] = rows
+        turns[turn] = _Kept.of(rows)
         least, most = KEPT
         while len(turns) > least and (
-            len(turns) > most or sum(table.nbytes for table in turns.values()) > BYTES_MAX
+            len(turns) > most or sum(kept.nbytes for kept in turns.values()) > BYTES_MAX
         ):
             del turns[min(turns)]
 
     def find(self, writer: str, turn: Turn) -> pa.Table:
         """What the turn gave; OutputsGone if that is no longer kept."""
-        rows = self._kept.get(writer, {}).get(turn)
-        if rows is None:
+        kept = self._kept.get(writer, {}).get(turn)
+        if kept is None:
             raise OutputsGone(
                 f"what epoch {turn} of {operator_of(writer)!r} gave is no longer kept",
                 hint="only the newest epochs can run again; what it did stays done, and so does what came after",
                 epoch=turn.epoch,
             )
-        return rows
+        return kept.rows
 
     def read(self, writer: str, turn: Turn, start: int, stop: int) -> pa.Table:
         """Rows `start` to `stop` of what the turn gave, as far as there are; OutputsGone if that is no longer kept."""
@@ -59,7 +71,7 @@ class Outputs:
 
     @property
     def nbytes(self) -> int:
-        return sum(rows.nbytes for turns in list(self._kept.values()) for rows in list(turns.values()))
+        return sum(kept.nbytes for turns in list(self._kept.values()) for kept in list(turns.values()))
 
     def copy(self) -> Outputs:
         other = Outputs()
@@ -69,14 +81,14 @@ class Outputs:
     def export(self) -> list[tuple[str, pa.Table]]:
         """For a snapshot: each turn's rows under a name, from which `load` reads them."""
         return [
-            (f"{writer} {turn.epoch} {turn.drain}", rows)
+            (f"{writer} {turn.epoch} {turn.drain}", kept.rows)
             for writer, turns in self._kept.items()
-            for turn, rows in turns.items()
+            for turn, kept in turns.items()
         ]
 
     def load(self, name: str, rows: pa.Table) -> None:
         writer, epoch, drain = name.split(" ")
-        self._kept.setdefault(writer, {})[Turn(Epoch(int(epoch)), int(drain))] = rows
+        self._kept.setdefault(writer, {})[Turn(Epoch(int(epoch)), int(drain))] = _Kept.of(rows)
 
 
 def in_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
