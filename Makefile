@@ -21,11 +21,11 @@ setup: $(STAMP) ## make .venv with all dependencies, and see that Java is there
 demo: setup ## two streaming queries share one State; every answer is checked
 	@$(BIN)/millpond demo
 
-# One more worker than cores: many tests wait, for a disk or for a Java machine to start. Kernels first: else each of
-# the processes would compile them.
+# More workers than cores: many tests wait, for a disk or for a Java machine to start. Kernels first: else each of the
+# processes would compile them.
 test: setup ## run all tests but the long ones
 	@$(BIN)/python -c "from millpond.kernels import warm_up; warm_up()"
-	@$(BIN)/python -m pytest -n $$((1 + $$(nproc))) --dist loadscope --no-loadscope-reorder -m "not long"
+	@$(BIN)/python -m pytest -n $$((2 + $$(nproc))) --dist loadscope --no-loadscope-reorder -m "not long"
 
 test-long: setup ## the tests that would make `make test` too long
 	@$(BIN)/python -m pytest -n auto --dist loadscope -m long
