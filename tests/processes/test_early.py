@@ -60,5 +60,6 @@ def test_a_pond_that_closes_at_once_has_it_when_it_is_opened_again(tmp_path: Pat
         Feed(pond)(0)
     with mp.open(tmp_path / "pond") as pond:
         state = pond.state("s")
+        assert pond.metrics()["containers"][0]["records_replayed"] == 0, "it was visible, and in the snapshot"
         state.finish("feed")
         assert state.snapshot().num_rows == ROWS

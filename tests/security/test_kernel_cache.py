@@ -38,7 +38,7 @@ class Kernel(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     folder = tmp_path_factory.mktemp("kernel")
     file = folder / "doubling.py"
     file.write_text("def double(x):\n    return 2 * x\n")
@@ -47,6 +47,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    # Numba imports the module of what it finds in a cache, unless it happens to have it still.
+    sys.modules["doubling"] = module
     place = folder / "place"
     place.mkdir(mode=0o700)
     kernel = Kernel(module.double, folder, [])
@@ -54,7 +56,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     assert kernel.use(str(place)).cache_hits
     kernel.kept.extend(str(path.relative_to(place)) for path in place.glob("*/*"))
     assert len(kernel.kept) == 2
-    return kernel
+    yield kernel
+    del sys.modules["doubling"]
 
 
 class Mark:

@@ -28,7 +28,9 @@ from millpond.errors import (
     WrongColumn,
     WrongType,
 )
+from millpond.ops import frames
 from millpond.testing import Oracle
+from millpond.wire.epochs import CommitEpoch
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ROWS = "k long, t long, v long"
@@ -91,6 +93,26 @@ def test_a_stream_of_updates_and_one_of_views_agree_with_the_oracle(
         (key, time, -1 if (value := oracle.fetch_latest(key, time)) is None else value) for key, time in asked
     )
     assert found == expected
+
+
+def test_a_stream_goes_on_once_its_epoch_is_decided_and_others_when_it_is_visible(
+    pond: mp.Pond, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = pond.state("s", key="long", value="long")
+    streaming, static = (state.update(key="k", at="t", value="v", name=name) for name in ("a", "b"))
+    call, commits = pond._client.call, []
+
+    def noted(message: Any) -> Any:
+        commits.extend([message.early] if isinstance(message, CommitEpoch) else [])
+        return call(message)
+
+    monkeypatch.setattr(pond._client, "call", noted)
+    with frames.as_query(spark, "a0a0a0a0-b1b1-c2c2-d3d3-e4e4e4e4e4e4"):
+        streaming(frame(spark, [(1, 10, 7)]), 0)
+    static(frame(spark, [(1, 10, 7)]), 0)
+    static(pa.table({"k": [1], "t": [11], "v": [8]}), 1)
+    assert commits == [True, False, False]
+    assert state.progress().updaters == {"a": 10, "b": 11}
 
 
 def test_an_updater_that_has_not_started_holds_every_view_back(pond: mp.Pond, spark: SparkSession) -> None:

@@ -101,7 +101,7 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to handle
     memory = limit_memory(memory)
     pa.set_cpu_count(threads)
-    keep_freed_memory(memory)
+    keep_freed_memory(memory, threads)
     _start("millpond-parent", _end_with_line, line)
     _start("millpond-watch", _watch, os.getppid(), printed, code_seconds)
     # Shared by all containers for their lifetime: whoever opens the pond next waits until it is free.

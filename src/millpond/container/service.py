@@ -101,8 +101,6 @@ class ContainerService:
         self._replaced: list[str] = []
         self._truncated = 0
         self._log_bytes = 0
-        # What the last checkpoint wrote.
-        self._snapshot_bytes = 0
         self._snapshot_pause_s_max = 0.0
         self._log_seconds = 0.0
         self._unswept: set[str] = set()
@@ -341,7 +339,11 @@ class ContainerService:
             idle &= self._sweep(holding)
         # How much is too much takes time to find out.
         is_long = self._log_bytes > LOG_BYTES_MAX and self._log_bytes > self._log_bytes_max()
-        if is_long or core.seq - self._covered > LOG_RECORDS_MAX or (self._inherits() and not self._unconfirmed):
+        if (
+            is_long
+            or core.seq - self._covered > LOG_RECORDS_MAX
+            or (self._inherits() and not self._unconfirmed)
+        ):
             self.checkpoint()
         return idle
 
@@ -362,11 +364,13 @@ class ContainerService:
             return True
 
     def _log_bytes_max(self) -> int:
-        """A checkpoint writes slices whole: the log may be as large as what the last one wrote, so that a byte is written
-        so many times at most, whatever the pond holds. Outputs are written whether or not they changed.
+        """A checkpoint writes slices whole: the log may be as large as the snapshots that it replaces, so that a byte is
+        written so many times at most, whatever the pond holds. Outputs are written whether or not they changed.
         """
-        outputs = sum(holding.outputs_bytes for holding in list(self.core.holdings.values()))
-        return LOG_BYTES_MAX + self._snapshot_bytes + LOG_PER_OUTPUTS * outputs
+        holdings = list(self.core.holdings.values())
+        outputs = sum(holding.outputs_bytes for holding in holdings)
+        snapshots = sum(held.snapshot_bytes for holding in holdings for held in list(holding.slices.values()))
+        return LOG_BYTES_MAX + snapshots + LOG_PER_OUTPUTS * outputs
 
     def _inherits(self) -> bool:
         """Whether slices here rest on logs of others that a checkpoint would make unnecessary."""
@@ -403,17 +407,15 @@ class ContainerService:
             log_bytes, self._log_bytes = self._log_bytes, 0
             self._checkpoints += 1
             vectors = plan.clean
-            written = 0
             try:
                 for holding, number in plan.dirty:
                     if number in holding.slices and number not in self._unconfirmed:
-                        written += self._snapshot(holding, number, plan, vectors)
+                        self._snapshot(holding, number, plan, vectors)
                 self._write_manifest(self._new_grounds(plan, vectors))
             except BaseException:
                 self._log_bytes += log_bytes
                 raise
             self._covered = plan.covered
-            self._snapshot_bytes = written
             reach("truncate.before")
             self._truncate()
             # A slice that went meanwhile may still rest on what was to be replaced.
@@ -471,15 +473,15 @@ class ContainerService:
         number: SliceId,
         plan: CheckpointPlan,
         vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]],
-    ) -> int:
+    ) -> None:
         """Writes one slice, and notes where its writers stand in it. What it replaces goes with the manifest.
 
-        One in which an epoch has begun to run since the plan was made stays behind. Returns how many bytes it has.
+        One in which an epoch has begun to run since the plan was made stays behind.
         """
         held = holding.held(number)
         if not held.lock.acquire(timeout=BUSY_S_MAX):
             plan.behind.add((holding.resident.id, number))
-            return 0
+            return
         try:
             started = time.perf_counter()
             copy = held.decided_copy()
@@ -502,9 +504,8 @@ class ContainerService:
             self._replaced.append(
                 os.path.join(snapshot_directory(self._root, holding.resident.id), held.snapshot)
             )
-        held.snapshot = name
+        held.snapshot, held.snapshot_bytes = name, int(rows.nbytes)
         vectors[holding.resident.id, number] = vector
-        return int(rows.nbytes)
 
     def _report(self) -> ContainerReport:
         core = self.core

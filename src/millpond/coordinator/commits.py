@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from millpond.coordinator import catalogue, epochs, updates
 from millpond.coordinator.deaths import Deaths
@@ -28,6 +28,13 @@ VISIBLE_S_MAX = 5.0
 LOOK_S = 0.01
 
 
+class Unseen(NamedTuple):
+    """An epoch that is decided and not yet visible everywhere, and since when."""
+
+    commit: EpochCommit
+    since_s: float
+
+
 class Commits:
     """Epochs of one resident come one at a time: containers log them in the order of decisions."""
 
@@ -40,7 +47,7 @@ class Commits:
         self._runtime = runtime
         self._locks: Locks[str] = Locks(runtime)
         # By resident, the epoch that is decided and not yet visible.
-        self._unseen: dict[str, EpochCommit] = {}
+        self._unseen: dict[str, Unseen] = {}
         self._idleness = Idleness()
         self._ballot = 0
         self._deaths = Deaths()
@@ -101,26 +108,35 @@ class Commits:
             if commit.error is not None:
                 raise commit.error
             assert commit.committed is not None
-            if commit.effects():
-                self._runtime.spawn(partial(self._show, message.resident), "millpond-show")
             self.committed += 1
-            self._note_end(message)
+            unseen = self._unseen.get(message.resident)
+            if unseen is not None:
+                self._show_later(unseen)
             return commit.committed
 
     def await_visible(self, name: str) -> None:
-        """Waits for an epoch that was answered early, if it does not take too long. Not while the memory is locked."""
-        commit = self._unseen.get(name)
-        if commit is None or not commit.message.early:
+        """Waits for an epoch that was answered early, for so long after its decision. Not while the memory is locked."""
+        unseen = self._unseen.get(name)
+        if unseen is None or not unseen.commit.message.early:
             return
-        deadline = self._runtime.now() + VISIBLE_S_MAX
-        while self._unseen.get(name) is commit and self._runtime.now() < deadline:
-            if self._show(name, LOOK_S):
-                return
+        deadline = unseen.since_s + VISIBLE_S_MAX
+        while self._unseen.get(name) is unseen and self._runtime.now() < deadline:
+            # Whoever is at the resident's epochs has made it visible when it lets go, or will be told why not.
+            if self._locks[name].acquire(timeout=LOOK_S):
+                self._locks[name].release()
+                if self._unseen.get(name) is unseen:
+                    self._runtime.sleep(LOOK_S)
 
     def await_all_visible(self) -> None:
         """The same of all residents."""
         for name in list(self._unseen):
             self.await_visible(name)
+
+    def show_early(self) -> None:
+        """Tries again to make visible what was answered early, where all containers serve: the others are brought back first."""
+        for unseen in list(self._unseen.values()):
+            if unseen.commit.message.early and set(self._containers.ids) <= set(self._containers.live):
+                self._show_later(unseen, seconds=0)
 
     def progress(self, name: str) -> ResidentProgress:
         """Progress as it is published: an epoch that is not visible everywhere does not count."""
@@ -129,7 +145,7 @@ class Commits:
             resident = catalogue.resident_of(self._memory.record, name)
             return updates.progress(
                 resident,
-                unseen.held_back if unseen is not None else {},
+                unseen.commit.held_back if unseen is not None else {},
                 self._idleness.silent_s(resident, self._runtime.now()),
             )
 
@@ -160,25 +176,31 @@ class Commits:
 
     def _make_visible(self, resident: str) -> None:
         """Has every container apply the resident's decided epoch, if there is one that is not visible yet."""
-        commit = self._unseen.get(resident)
-        if commit is not None:
-            commit.resume()
-            self._drive(commit)
-            if commit.error is not None:
-                raise commit.error
+        unseen = self._unseen.get(resident)
+        if unseen is not None:
+            unseen.commit.resume()
+            self._drive(unseen.commit)
+            if unseen.commit.error is not None:
+                raise unseen.commit.error
 
-    def _show(self, resident: str, seconds: float = -1) -> bool:
-        """Makes what was decided visible; False if others were at the resident's epochs for so long."""
-        lock = self._locks[resident]
+    def _show_later(self, unseen: Unseen, seconds: float = -1) -> None:
+        # Where no thread can be started, as when an interpreter ends, whoever comes next does it, or recovery.
+        with suppress(RuntimeError):
+            self._runtime.spawn(partial(self._show, unseen, seconds), "millpond-show")
+
+    def _show(self, unseen: Unseen, seconds: float) -> None:
+        """Makes the epoch visible, unless others do, or are at the resident's epochs for so long."""
+        name = unseen.commit.message.resident
+        lock = self._locks[name]
         if not lock.acquire(timeout=seconds):
-            return False
+            return
         try:
-            # Where that fails, whoever comes next tries again, and is told.
-            with suppress(MillpondError):
-                self._make_visible(resident)
+            if self._unseen.get(name) is unseen:
+                # Whatever it is: whoever comes next tries again, and is told.
+                with suppress(Exception):
+                    self._make_visible(name)
         finally:
             lock.release()
-        return True
 
     def _drive(self, commit: EpochCommit, *, until_decided: bool = False) -> None:
         while effects := commit.effects():
@@ -213,6 +235,7 @@ class Commits:
                 reach("publish.before")
                 with self._memory.lock:
                     self._unseen.pop(commit.message.resident, None)
+                self._note_end(commit.message)
                 reach("publish.after")
                 self.tell_progress(commit.message.resident)
                 return epochs.Published()
@@ -253,7 +276,7 @@ class Commits:
             except MillpondError as error:
                 return epochs.Failed(None, error)
             # From the moment it is decided it is unseen: U must not be told before it is visible.
-            self._unseen[commit.message.resident] = commit
+            self._unseen[commit.message.resident] = Unseen(commit, self._runtime.now())
             try:
                 self._memory.write(record)
             except Exception as error:  # noqa: BLE001 - whatever it is: the entry may be on disk

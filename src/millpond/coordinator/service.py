@@ -173,6 +173,7 @@ class CoordinatorService:
                 self._slices.call_home()
             if not self._only_reads:
                 self._commits.leave_out_silent()
+            self._commits.show_early()
             if self._tidying.is_due:
                 self._tidying.tidy()
 
@@ -220,6 +221,7 @@ class CoordinatorService:
             case Answered():
                 self._answered(message)
             case Checkpoint():
+                self._commits.await_all_visible()
                 self._checkpoint_all()
                 self._tidying.tidy()
             case _:
@@ -246,7 +248,8 @@ class CoordinatorService:
             case Locate():
                 return self._slices.locate(self._root)
             case AskProgress(resident):
-                self._commits.await_visible(resident)
+                if message.waits:
+                    self._commits.await_visible(resident)
                 return self._commits.progress(resident)
             case AskPending(resident):
                 self._commits.await_visible(resident)

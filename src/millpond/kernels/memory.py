@@ -13,7 +13,7 @@ _KEPT_BYTES, _KEPT_BYTES_MAX = 128 << 20, 512 << 20
 # The largest arrays that can be taken from it.
 _ARRAY_BYTES_MAX = 32 << 20
 # Of the limit of a process that has one. What an arena keeps, threads of another cannot have: so these are few.
-_KEPT_SHARE, _ARRAY_SHARE, _ARENAS_MAX = 16, 256, 4
+_KEPT_SHARE, _ARRAY_SHARE, _ARENAS_MIN = 16, 256, 4
 
 
 def data_bytes() -> int:
@@ -23,11 +23,11 @@ def data_bytes() -> int:
     return 0
 
 
-def keep_freed_memory(limit: int = 0) -> None:
+def keep_freed_memory(limit: int = 0, threads: int = 1) -> None:
     """Keep it for the next arrays. For processes of our own: asked for anew, every page of it costs a fault.
 
-    `limit` is how many bytes the process may have, if that is limited: it keeps a share of them. Does nothing where the
-    C library is not glibc.
+    `limit` is how many bytes the process may have, if that is limited: it keeps a share of them. `threads` is how many
+    ask for large arrays at the same time. Does nothing where the C library is not glibc.
     """
     kept = min(limit // _KEPT_SHARE, _KEPT_BYTES_MAX) if limit else _KEPT_BYTES
     array = min(limit // _ARRAY_SHARE, _ARRAY_BYTES_MAX) if limit else _ARRAY_BYTES_MAX
@@ -36,4 +36,4 @@ def keep_freed_memory(limit: int = 0) -> None:
         library.mallopt(_M_MMAP_THRESHOLD, array)
         library.mallopt(_M_TRIM_THRESHOLD, kept)
         if limit:
-            library.mallopt(_M_ARENA_MAX, _ARENAS_MAX)
+            library.mallopt(_M_ARENA_MAX, max(_ARENAS_MIN, threads))

@@ -345,7 +345,8 @@ class Flow:
             time = newest[id(frame)][reporting.at]
             if time is not None:
                 kind = frames.time_kind_of(frame.schema, reporting.at)
-                check_kind(reporting.at, kind, self.client.call(AskProgress(reporting.state)).time_kind)
+                known = self.client.call(AskProgress(reporting.state, waits=False)).time_kind
+                check_kind(reporting.at, kind, known)
                 progress = min(max(time - delay_for(kind, reporting.delay), TIME_MIN), waits_since)
                 reports += [Report(reporting.state, name, None, progress) for name in reporting.names]
         return reports

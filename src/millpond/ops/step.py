@@ -151,7 +151,7 @@ class Step:
         self._client = client
         self.name = intake.name
         self.state = spec.name
-        progress: ResidentProgress = client.call(AskProgress(spec.name))
+        progress: ResidentProgress = client.call(AskProgress(spec.name, waits=False))
         if progress.time_kind == "timestamp":
             raise wrong_time_kind(f"state {spec.name!r}", "timestamp", "long")
         for role in ("updater", "fetcher"):
@@ -210,6 +210,8 @@ class Step:
     def _await(self, time: int, epoch: int, pause: Callable[[float], None]) -> None:
         until = self._stager.final_until(time)
         if until is None:
+            # It reads whatever is there: with it what an update of the same batch brought.
+            self._client.call(AskProgress(self.state))
             return
         deadline = self._client.runtime.now() + self._wait_s
         seconds, longest = PAUSE_S

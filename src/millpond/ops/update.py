@@ -55,8 +55,8 @@ class Update:
     def __call__(self, rows: pa.Table | DataFrame, epoch: int) -> EpochCommitted:
         """Commits one epoch. When it returns, the rows are durable and will count; a replay changes nothing.
 
-        Whoever asks for U from then on, as every fetch does, finds them there. On a stream they are brought to their
-        places while Spark plans its next batch.
+        Whoever asks for U from then on, as every fetch does, finds them there. On a stream they become visible while
+        Spark plans its next batch.
         """
         early = frames.is_frame(rows) and frames.query_of(rows) is not None
         return commit(self._client, self._intake, rows, epoch, RowsWork(), self._history, early=early)

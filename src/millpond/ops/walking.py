@@ -89,7 +89,7 @@ class Walker:
         if len(highs):
             # What was read may be compacted from F on. Containers learn it from the coordinator: asked now, it says at least
             # what any of them knew.
-            progress = client.call(AskProgress(self._spec.name))
+            progress = client.call(AskProgress(self._spec.name, waits=False))
             check_not_below(int(highs.min()), progress.fetch, kind)
         return pa.chunked_array(chunks, self.answers.field(0).type)
 

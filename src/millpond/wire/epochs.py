@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from millpond.errors import BadMessage
 from millpond.times import Progress
 from millpond.wire.base import (
     LONG_CALL_S,
@@ -154,6 +155,8 @@ class CommitEpoch(Call[EpochCommitted], frozen=True, tag=True):
 
     def __post_init__(self) -> None:
         check_progress(self.late_below)
+        if self.early and self.owes:
+            raise BadMessage("an epoch whose outputs are to be handed over is not answered early")
 
 
 class WriterTurns(Message, frozen=True, tag=True):

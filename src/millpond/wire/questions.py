@@ -223,3 +223,5 @@ class AskProgress(Call[ResidentProgress], frozen=True, tag=True):
     reads: ClassVar[bool] = True
 
     resident: Name
+    waits: bool = True
+    """For an epoch that is decided, and not yet visible: U is to be with it. Not for who asks for something else."""

@@ -162,7 +162,7 @@ class HeldSlice(Generic[_S]):
     applied, or was and failed half-way: whoever takes the lock and finds it set must not look further.
     """
 
-    __slots__ = ("dirty", "lock", "snapshot", "store", "torn", "undecided", "vector")
+    __slots__ = ("dirty", "lock", "snapshot", "snapshot_bytes", "store", "torn", "undecided", "vector")
 
     def __init__(self, store: _S, lock: Lock) -> None:
         self.store: _S = store
@@ -170,6 +170,7 @@ class HeldSlice(Generic[_S]):
         self.vector: dict[str, Turn] = {}
         self.dirty = False
         self.snapshot: str | None = None
+        self.snapshot_bytes = 0
         self.torn = False
         self.undecided: Revert | None = None
 
