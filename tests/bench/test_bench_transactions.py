@@ -28,10 +28,8 @@ def outcome(system: str, given: transactions.Case, executors: int) -> tuple[list
     return outputs, [store.snapshot() for store in stores.values()]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "tolls" else pytest.mark.long) for name in transactions.APPS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", transactions.APPS)
 def test_schemes_that_keep_the_order_equal_serial_execution(name: str) -> None:
     given = transactions.case(transactions.APPS[name], 3_000, 1_250, keys=40)
     assert [len(epoch) for epoch in given.epochs] == [1_250, 1_250, 500]
@@ -42,6 +40,7 @@ def test_schemes_that_keep_the_order_equal_serial_execution(name: str) -> None:
     assert outcome("no-lock", given, 1) == wanted
 
 
+@pytest.mark.long
 def test_the_bench_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "EVENTS_QUICK", 2_000)
     monkeypatch.setattr(transactions, "APPS", {"tolls": transactions.APPS["tolls"]})

@@ -84,6 +84,7 @@ def test_updates_from_a_socket_and_views_from_the_rate_sources(
         assert not wrong
 
 
+@pytest.mark.long
 def test_two_spark_applications_update_one_state(pond: mp.Pond, pond_root: Path, spark: SparkSession) -> None:
     state = pond.state("shared", key="long", value="v long")
     for name in ("ours", "theirs"):

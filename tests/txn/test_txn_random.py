@@ -132,7 +132,7 @@ def test_the_grammar_covers_what_it_should() -> None:
                 seen.add("result")
 
     some = settings(max_examples=20, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-    for number in range(20):
+    for number in (15, *range(20)):  # all of it is in what the first draws; another grammar may need more
         if not wanted <= seen:
             seed(number)(some(given(st.data())(look)))()
     assert wanted <= seen
