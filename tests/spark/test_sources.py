@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from other_application import update_shared
 from pyspark.sql import DataFrame, SparkSession
 
