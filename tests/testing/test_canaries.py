@@ -113,7 +113,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     "transactions are not undone": (113, [Edit(GroupHolding, "_take_back", "undo(held.store)", "pass")]),
     "U is published while an epoch is unseen": (
         504,
-        [Edit(Commits, "progress", "unseen.held_back if unseen is not None else {}", "{}")],
+        [Edit(Commits, "progress", "unseen.commit.held_back if unseen is not None else {}", "{}")],
     ),
     "logs are replayed in the order of directories": (
         274,
