@@ -14,7 +14,8 @@ from millpond.testing import simulate
 from millpond.testing.simulation import Report
 from millpond.testing.simulation.seeds import main
 
-STARTS = range(0, 200, 25)
+STARTS = range(0, 100, 25)
+MORE = range(100, 200, 25)
 FAULTS = {
     "clock jump",
     "crash",
@@ -45,7 +46,7 @@ def reports(start: int) -> list[Report]:
     return [simulate(seed) for seed in range(start, start + 25)]
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", [*STARTS, *(pytest.param(start, marks=pytest.mark.long) for start in MORE)])
 def test_every_promise_is_kept(start: int) -> None:
     for report in reports(start):
         assert report.passed, report
@@ -56,8 +57,8 @@ def test_every_kind_of_fault_came_about() -> None:
     fired = sum((report.fired for report in every), Counter())
     assert not FAULTS - set(fired)
     did = sum((report.did for report in every), Counter())
-    assert did["epochs"] > 1000
-    assert did["reads"] > 1000
+    assert did["epochs"] > 500
+    assert did["reads"] > 500
     assert did["openings"] > 2 * len(every)
 
 

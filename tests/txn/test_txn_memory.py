@@ -51,6 +51,7 @@ def bytes_of(stores: dict[str, TableStore]) -> int:
     return sum(store.nbytes for store in stores.values()) + stores["owners"].strings.nbytes
 
 
+@pytest.mark.long
 def test_a_million_strings_and_probed_keys_stay_bounded() -> None:
     transactions = TransactionSet({"visit": visit, "allow": allow}, TABLES)
     stores, plain = transactions.stores(), transactions.stores()
