@@ -350,14 +350,14 @@ def test_what_moved_and_is_snapshotted_leaves_no_files_behind() -> None:
         scene.pond.checkpoint()
     for service in scene.pond.hosting.services.values():
         assert service.call(ContainerStatus()).needs == []
-        assert set(service._grounds) == service.core.owned
+        assert set(service.checkpoints.grounds) == service.core.owned
         assert service.call(ContainerStatus()).metrics["log_records"] == 0
     directories = {name for name in scene.files.list("/pond/containers") if name.startswith("t")}
     assert len(directories) == 3
     named = {
         name
         for service in scene.pond.hosting.services.values()
-        for ground in service._grounds.values()
+        for ground in service.checkpoints.grounds.values()
         for name in ground.snapshots.values()
     }
     on_disk = {

@@ -21,7 +21,7 @@ from millpond.container import core
 from millpond.container.holdings import group
 from millpond.container.holdings.base import HeldSlice
 from millpond.container.holdings.group import GroupHolding, GroupStore
-from millpond.container.service import ContainerService
+from millpond.container.log import Log
 from millpond.coordinator import epochs, updates
 from millpond.durable.crashpoints import armed
 from millpond.errors import MillpondError
@@ -252,16 +252,16 @@ def test_a_checkpoint_that_overlooks_a_table(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_log_number_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch that could not be logged takes a number with it: the next recovery misses a record."""
-    sound = ContainerService._append
+    sound = Log.append
 
-    def append(self: ContainerService, *given: Any) -> int:
+    def append(self: Log, *given: Any) -> int:
         try:
             return sound(self, *given)
         except MillpondError:
             self.core.seq += 1
             raise
 
-    monkeypatch.setattr(ContainerService, "_append", append)
+    monkeypatch.setattr(Log, "append", append)
 
     def full_disk(_point: str) -> None:
         raise OSError(28, "No space left on device")

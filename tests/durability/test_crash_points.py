@@ -239,8 +239,8 @@ def test_what_a_snapshot_holds_is_not_applied_again() -> None:
         step.on_pond(world)
         step.on_model(model)
     (service,) = world.pond.hosting.services.values()
-    assert service._checkpoints == 1
-    assert service._covered == 0
+    assert service.checkpoints.taken == 1
+    assert service.checkpoints.covered == 0
     with driving.mortal_containers():
         world = World(after(world.files, "all", 0))  # type: ignore[arg-type]
         world.start(1)

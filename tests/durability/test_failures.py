@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.container.service import ContainerService
+from millpond.container.log import Log
 from millpond.coordinator import catalogue, fetches
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.service import CoordinatorService
@@ -133,15 +133,15 @@ def test_a_container_that_cannot_write_its_log_pins_nobody_elses(monkeypatch: py
     pond = LocalPond(LossyFiles(), containers=2)
     state, feed = feeding(pond)
     _, other = feeding(pond, "other")
-    append = ContainerService._append
+    append = Log.append
 
-    def full(service: ContainerService, *given: Any) -> int:
-        if service.core.container == 1:
+    def full(log: Log, *given: Any) -> int:
+        if log.core.container == 1:
             raise WriteFailed("no space left", path="log")
-        return append(service, *given)
+        return append(log, *given)
 
     with monkeypatch.context() as broken:
-        broken.setattr(ContainerService, "_append", full)
+        broken.setattr(Log, "append", full)
         with pytest.raises(WriteFailed):
             feed(rows([1, 2, 3, 4], [1, 1, 1, 1], [1, 1, 1, 1]), 0)
     for epoch in range(5):

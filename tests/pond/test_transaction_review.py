@@ -331,9 +331,9 @@ def test_a_resident_that_cannot_be_rebuilt_leaves_the_rest_of_its_container_alon
     assert "MemoryError" in pond.metrics()["groups"]["tables"]["broken"]
     home = table._group.home
     for service in pond.hosting.services.values():
-        for number, ground in service._grounds.items():
+        for number, ground in service.checkpoints.grounds.items():
             if number in service.core.owned and number != home:
-                assert service._directory == ground.logs[0].directory
+                assert service.log.directory == ground.logs[0].directory
                 assert len(ground.logs) == 1
     pond.close()
     pond = LocalPond(files, containers=2)

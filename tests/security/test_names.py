@@ -227,7 +227,8 @@ def test_a_manifest_with_a_name_that_is_none_is_not_read(name: str) -> None:
     ]
     files.make_dir("/pond/containers/t00000001-c0000")
     for ground in (good, *bad):
-        layout.write_manifest(files, "/pond", layout.Manifest(Term(1), 0, {SliceId(0): ground}))
+        manifest = layout.Manifest(Term(1), 0, {SliceId(0): ground})
+        layout.write_manifest(files, "/pond", "t00000001-c0000", manifest)
         if ground is good:
             assert layout.read_manifest(files, "/pond", "t00000001-c0000").slices[SliceId(0)] == good
         else:

@@ -344,7 +344,8 @@ def test_a_manifest_names_nothing_outside_of_its_root(roots: Roots, tmp_path: Pa
     elsewhere = [replace(span, directory=log) for span in ground.logs]
     assert elsewhere
     for changed in (replace(ground, snapshots=away), replace(ground, logs=elsewhere)):
-        write_manifest(files, str(root), replace(manifest, slices={**manifest.slices, number: changed}))
+        rewritten = replace(manifest, slices={**manifest.slices, number: changed})
+        write_manifest(files, str(root), directory, rewritten)
         with pytest.raises(CorruptFile, match="is not a manifest file"):
             LocalPond(files, str(root), trust="data")
 

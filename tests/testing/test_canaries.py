@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from millpond.container import recovery
+from millpond.container.checkpoints import Checkpoints
 from millpond.container.core import Core
 from millpond.container.holdings.base import HeldSlice
 from millpond.container.holdings.group import GroupHolding, GroupStore
@@ -240,8 +241,8 @@ SOUGHT: dict[str, tuple[int, list[Edit]]] = {
         0,
         [
             Edit(
-                ContainerService,
-                "_adopt",
+                Checkpoints,
+                "add",
                 "self._unconfirmed |= set(new)",
                 "self._remove_leftovers(set(new))",
             ),

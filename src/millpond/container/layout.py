@@ -129,8 +129,8 @@ def incarnations(files: Files, root: str) -> list[str]:
     ]
 
 
-def write_manifest(files: Files, root: str, manifest: Manifest) -> None:
-    path = os.path.join(root, CONTAINERS, directory_name(manifest.term, manifest.container), MANIFEST)
+def write_manifest(files: Files, root: str, directory: str, manifest: Manifest) -> None:
+    path = os.path.join(root, CONTAINERS, directory, MANIFEST)
     write_table_file(files, path, "manifest", pa.schema([]), [], _metadata("manifest", manifest, path))
 
 
@@ -217,8 +217,8 @@ def read_record(
     return Record(head.name, head.writer, head.turn, head.ballot, head.digest, work, parts)
 
 
-def snapshot_directory(root: str, resident_id: ResidentId) -> str:
-    return os.path.join(root, SNAPSHOTS, resident_id)
+def snapshot_directory(root: str, resident_id: ResidentId, base: str = SNAPSHOTS) -> str:
+    return os.path.join(root, base, resident_id)
 
 
 def snapshot_name(slice_id: int, term: int, number: int) -> str:
@@ -233,14 +233,8 @@ def slice_of_snapshot(name: str) -> int | None:
 
 
 def write_snapshot(
-    files: Files,
-    root: str,
-    name: str,
-    head: SnapshotHead,
-    schema: pa.Schema,
-    batches: Sequence[pa.RecordBatch],
+    files: Files, path: str, head: SnapshotHead, schema: pa.Schema, batches: Sequence[pa.RecordBatch]
 ) -> None:
-    path = os.path.join(snapshot_directory(root, head.id), name)
     write_table_file(files, path, "snapshot", schema, batches, _metadata("snapshot", head, path))
 
 
