@@ -323,6 +323,12 @@ class StageLost(MillpondError, RuntimeError):
     fields = ("container",)
 
 
+class BackupLost(MillpondError, RuntimeError):
+    """A backup does not hold what it must, or does not answer. The coordinator lets go of it, and finds another."""
+
+    fields = ("container", "term")
+
+
 class Moved(MillpondError, RuntimeError):
     """The slice is served elsewhere. The client asks the coordinator where, and retries."""
 

@@ -12,14 +12,17 @@ from msgspec.structs import replace
 from millpond.container.core import BUSY_S_MAX, CheckpointPlan, Core
 from millpond.container.holdings.base import Holding
 from millpond.container.layout import (
+    BACKUPS,
     SNAPSHOTS,
     Ground,
     LogSpan,
     Manifest,
     SnapshotHead,
+    backup_of_snapshot,
     slice_of_snapshot,
     snapshot_directory,
     snapshot_name,
+    snapshot_path,
     write_manifest,
     write_snapshot,
 )
@@ -35,7 +38,7 @@ LOG_PER_OUTPUTS = 4
 
 
 class Checkpoints:
-    """What the slices of one `core` rest on, told by the manifest beside its log; snapshots are below `base`.
+    """What the slices of one `core` rest on, told by the manifest beside its log. With `backup` they are not its own.
 
     `numbers` tell snapshots of one term apart, whoever writes them. `lock` is to be held by whoever changes what slices
     rest on, and while slices come and go.
@@ -49,7 +52,8 @@ class Checkpoints:
         log: Log,
         lock: Lock,
         numbers: Iterator[int],
-        base: str = SNAPSHOTS,
+        *,
+        backup: bool = False,
     ) -> None:
         self.lock = lock
         self.grounds: dict[SliceId, Ground] = {}
@@ -61,7 +65,8 @@ class Checkpoints:
         self._core = core
         self._log = log
         self._numbers = numbers
-        self._base = base
+        self._backup = core.container if backup else None
+        self._base = os.path.join(BACKUPS, log.directory) if backup else SNAPSHOTS
         # Slices that the journal does not give to this incarnation yet, as far as is known here.
         self._unconfirmed: set[SliceId] = set()
         # Snapshots that no manifest names, once the next one is written.
@@ -85,9 +90,8 @@ class Checkpoints:
         self._unconfirmed |= set(new)
 
     def confirm(self, slices: Collection[SliceId]) -> None:
-        """The journal gives them to this incarnation: what their last owner wrote is not needed by another."""
+        """The journal says that they are here: what they rested on before need not stay as it is."""
         self._unconfirmed.difference_update(slices)
-        self._remove_leftovers(self._core.owned.intersection(slices))
 
     def release(self, slices: Collection[SliceId], gone: bool) -> None:
         """The manifest goes on telling what they rest on, until nobody needs it: the journal says who has them."""
@@ -116,15 +120,10 @@ class Checkpoints:
             grounds[number] = replace(ground, vectors={**ground.vectors, resident_id: left})
         self._write_manifest(grounds)
 
-    def _remove_leftovers(self, slices: Collection[SliceId]) -> None:
-        """Removes snapshots of these slices that no manifest will name again: older ones, and unfinished rounds'."""
-        for holding in list(self._core.holdings.values()):
-            resident_id = holding.resident.id
-            current = {held.snapshot for held in holding.slices.values()}
-            current |= {ground.snapshots.get(resident_id) for ground in self.grounds.values()}
-            for file in self._files.list(self._directory(resident_id)):
-                if file not in current and slice_of_snapshot(file) in slices:
-                    self._files.remove(self._path(resident_id, file))
+    def files(self, resident_id: ResidentId) -> set[str]:
+        """The snapshots of a resident that slices here rest on."""
+        grounds = list(self.grounds.values())
+        return {ground.snapshots[resident_id] for ground in grounds if resident_id in ground.snapshots}
 
     # What slices rest on
 
@@ -139,15 +138,10 @@ class Checkpoints:
 
     def needs(self) -> list[str]:
         """The directories of earlier incarnations that slices here still rest on."""
-        return sorted(
-            {
-                span.directory
-                for number, ground in list(self.grounds.items())
-                if number in self._core.owned
-                for span in ground.spans
-                if span.directory != self._log.directory
-            }
-        )
+        grounds = [g for number, g in list(self.grounds.items()) if number in self._core.owned]
+        logs = {span.directory for ground in grounds for span in ground.spans}
+        backups = {backup_of_snapshot(name) for ground in grounds for name in ground.snapshots.values()}
+        return sorted(name for name in {*logs, *backups} if name is not None and name != self._log.directory)
 
     def behind(self) -> list[ResidentId]:
         """Residents that could not be snapshotted."""
@@ -193,7 +187,7 @@ class Checkpoints:
             try:
                 for holding, number in plan.dirty:
                     if number in holding.slices and number not in self._unconfirmed:
-                        name = snapshot_name(number, self._core.term, number_of_round)
+                        name = snapshot_name(number, self._core.term, number_of_round, self._backup)
                         self._snapshot(holding, number, name, plan, vectors)
                 self._write_manifest(self._new_grounds(plan, vectors))
             except BaseException:
@@ -298,4 +292,4 @@ class Checkpoints:
         return snapshot_directory(self._root, resident_id, self._base)
 
     def _path(self, resident_id: ResidentId, file: str) -> str:
-        return os.path.join(self._directory(resident_id), file)
+        return snapshot_path(self._root, resident_id, file)

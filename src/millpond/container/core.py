@@ -7,7 +7,7 @@ An epoch passes through it in three steps. *Stage* keeps rows aside, under the a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from millpond.container.holdings import holding_of
@@ -74,6 +74,8 @@ class Core:
         self._numbered: dict[str, int] = {}
         # Of each resident, the lowest number that still counts.
         self._ballots: dict[str, int] = {}
+        self.void: set[int] = set()
+        """Numbers of records that will never be decided."""
 
     # Residents and slices
 
@@ -96,7 +98,9 @@ class Core:
             if holding is None or holding.resident.born > born:
                 return None
             del self.holdings[name]
-            self._logged.pop(name, None)
+            logged = self._logged.pop(name, None)
+            if logged is not None:
+                self.void.add(logged.seq)
             self._staged.forget(lambda epoch: epoch.resident == name)
             return holding
 
@@ -110,16 +114,21 @@ class Core:
                 holding.slices = held
             self.owned |= set(slices)
 
-    def release(self, slices: list[SliceId]) -> None:
-        """These slices are served no more. What was staged for those who had them is forgotten."""
+    def release(self, slices: Collection[SliceId]) -> dict[SliceId, dict[str, HeldSlice[Any]]]:
+        """These slices are served no more; what was held of them. What was staged for those who had them is forgotten."""
         with self._lock:
-            gone = set(slices)
+            gone = set(slices) & self.owned
+            released: dict[SliceId, dict[str, HeldSlice[Any]]] = {number: {} for number in gone}
+            for name, holding in self.holdings.items():
+                for number in gone.intersection(holding.slices):
+                    released[number][name] = holding.slices[number]
             self.owned -= gone
             concerned = {name for name, holding in self.holdings.items() if gone.intersection(holding.slices)}
             for name in concerned:
                 holding = self.holdings[name]
                 holding.slices = {n: held for n, held in holding.slices.items() if n not in gone}
             self._staged.forget(lambda epoch: epoch.resident in concerned)
+            return released
 
     def holding(self, name: str) -> Holding[Any]:
         try:
@@ -204,10 +213,12 @@ class Core:
             self._forget_staged(record.resident, record.writer, record.turn)
             return self._prepared(record)
 
-    def refused(self, record: Record) -> None:
-        """The record could not be prepared: whoever tries again stages again."""
+    def refused(self, record: Record, seq: int | None = None) -> None:
+        """The record could not be prepared, if it is logged under that number: whoever tries again stages again."""
         with self._lock:
             self._numbered.pop(record.resident, None)
+            if seq is not None:
+                self.void.add(seq)
             self._forget_staged(record.resident, record.writer, record.turn)
 
     def discard(self, resident: str, ballot: int) -> None:
@@ -223,6 +234,7 @@ class Core:
             if logged is None or logged.ready.record.ballot >= below:
                 return
             del self._logged[resident]
+            self.void.add(logged.seq)
         self.holding(resident).undo(logged.ready)
 
     def apply(self, message: Apply) -> None:
@@ -230,6 +242,7 @@ class Core:
         holding = self.holding(message.resident)
         with self._lock:
             if holding.has_seen(message.writer, message.turn):
+                holding.epochs = max(holding.epochs, message.number)
                 return
             logged = self._logged.get(message.resident)
         if logged is None or logged.ready.record.ballot != message.ballot:
@@ -244,6 +257,7 @@ class Core:
             )
         rows = holding.apply(logged.ready)
         with self._lock:
+            holding.epochs = max(holding.epochs, message.number)
             if self._logged.get(message.resident) is logged:
                 del self._logged[message.resident]
             self._forget_staged(message.resident, message.writer, message.turn)
@@ -253,8 +267,7 @@ class Core:
 
     def plan_checkpoint(self) -> CheckpointPlan:
         with self._lock:
-            unfinished = [*(logged.seq for logged in self._logged.values()), *self._numbered.values()]
-            covered = min((seq - 1 for seq in unfinished), default=self.seq)
+            covered = min((seq - 1 for seq in self.unfinished()), default=self.seq)
             holdings = [holding for _, holding in sorted(self.holdings.items())]
         plan = CheckpointPlan(covered, [], {}, set())
         for holding in holdings:
@@ -273,6 +286,10 @@ class Core:
                 finally:
                     held.lock.release()
         return plan
+
+    def unfinished(self) -> list[int]:
+        """Numbers of records that are neither applied nor void. The caller holds the lock."""
+        return [*(logged.seq for logged in self._logged.values()), *self._numbered.values()]
 
     def expire(self, now_s: float) -> None:
         with self._lock:

@@ -3,6 +3,8 @@
     containers/t00000003-c0000/manifest.arrow      what the slices of this incarnation rest on
     containers/t00000003-c0000/000000000017.arrow  one log record: the rows of one epoch
     snapshots/NAME.BORN/s00042-t00000003-n000001.arrow one slice of one resident
+    containers/t00000003-c0000b/...                the same of slices that it holds as a backup, apart; their snapshots are
+    backups/t00000003-c0000b/NAME.BORN/s00042-t00000003-n000002-c0000b.arrow
 
 A container that is started again is a new incarnation with a new term and a directory of its own; it never
 writes to another's.
@@ -28,10 +30,11 @@ from millpond.wire.specs import Work
 
 CONTAINERS: Final = "containers"
 SNAPSHOTS: Final = "snapshots"
+BACKUPS: Final = "backups"
 MANIFEST: Final = "manifest.arrow"
 _T = TypeVar("_T")
-_DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})")
-_SNAPSHOT = re.compile(r"s([0-9]{5})-t[0-9]{8}-n[0-9]{6,}\.arrow")
+_DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})(b?)")
+_SNAPSHOT = re.compile(r"s([0-9]{5})-(t[0-9]{8})-n[0-9]{6,}(?:-(c[0-9]{4}b))?\.arrow")
 SnapshotName = Annotated[str, msgspec.Meta(pattern=rf"^{_SNAPSHOT.pattern}\Z")]
 Rows = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _RECORD = re.compile(r"(\d{12})\.arrow")
@@ -88,6 +91,11 @@ class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: int
     counts: list[list[Rows]]
     work: bytes
+    slices: list[SliceId] | None = None
+    """Those that it is about, in the log of a backup; None for all that the container had."""
+
+    def is_about(self, number: SliceId) -> bool:
+        return self.slices is None or number in self.slices
 
     @property
     def name(self) -> str:
@@ -102,6 +110,18 @@ class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def directory_name(term: int, container: int) -> str:
     return f"t{term:08d}-c{container:04d}"
+
+
+def backup_directory_name(term: int, container: int) -> str:
+    """Of the slices that the incarnation holds as a backup: apart, with a manifest and a log of their own."""
+    return f"{directory_name(term, container)}b"
+
+
+def incarnation_of(directory: str) -> tuple[int, int]:
+    """Its container and its term."""
+    match = _DIRECTORY.fullmatch(directory)
+    assert match is not None
+    return int(match[2]), int(match[1])
 
 
 def term_of(directory: str) -> int:
@@ -172,6 +192,7 @@ def write_record(
     record: Record,
     resident_id: ResidentId,
     schema: pa.Schema,
+    slices: list[SliceId] | None = None,
 ) -> None:
     head = RecordHead(
         resident_id,
@@ -181,6 +202,7 @@ def write_record(
         record.digest,
         [part.counts.tolist() for part in record.parts],
         msgspec.msgpack.encode(record.work),
+        slices,
     )
     path = record_path(root, directory, seq)
     batches = [part.batch for part in record.parts]
@@ -221,9 +243,31 @@ def snapshot_directory(root: str, resident_id: ResidentId, base: str = SNAPSHOTS
     return os.path.join(root, base, resident_id)
 
 
-def snapshot_name(slice_id: int, term: int, number: int) -> str:
-    """No other snapshot of the slice has this name, whichever container wrote it."""
-    return f"s{slice_id:05d}-t{term:08d}-n{number:06d}.arrow"
+def snapshot_path(root: str, resident_id: ResidentId, name: str) -> str:
+    """Where the snapshot of that name is: its name tells whether a backup wrote it, and whose."""
+    match = _SNAPSHOT.match(name)
+    assert match is not None
+    base = SNAPSHOTS if match[3] is None else os.path.join(BACKUPS, f"{match[2]}-{match[3]}")
+    return os.path.join(snapshot_directory(root, resident_id, base), name)
+
+
+def term_of_snapshot(name: str) -> int:
+    """The incarnation that wrote it."""
+    match = _SNAPSHOT.match(name)
+    assert match is not None
+    return int(match[2][1:])
+
+
+def backup_of_snapshot(name: str) -> str | None:
+    """The directory of the backup that wrote the snapshot; None for an owner's."""
+    match = _SNAPSHOT.match(name)
+    return f"{match[2]}-{match[3]}" if match is not None and match[3] is not None else None
+
+
+def snapshot_name(slice_id: int, term: int, number: int, backup: int | None = None) -> str:
+    """No other snapshot of the slice has this name, whichever container wrote it. `backup` is one that does not own it."""
+    whose = "" if backup is None else f"-c{backup:04d}b"
+    return f"s{slice_id:05d}-t{term:08d}-n{number:06d}{whose}.arrow"
 
 
 def slice_of_snapshot(name: str) -> int | None:
@@ -242,7 +286,7 @@ def read_snapshot(
     files: Files, root: str, resident_id: ResidentId, slice_id: SliceId, name: str, schema: pa.Schema
 ) -> list[pa.RecordBatch]:
     """The rows of a slice."""
-    path = os.path.join(snapshot_directory(root, resident_id), name)
+    path = snapshot_path(root, resident_id, name)
     batches, found, metadata = read_table_file(files, path)
     head = _parse(metadata, "snapshot", SnapshotHead, path)
     if (head.id, head.slice_id) != (resident_id, slice_id) or not found.equals(schema):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 from millpond.container.core import Core
 from millpond.container.holdings.base import Holding, Record
-from millpond.container.layout import LogSpan, record_path, write_record
+from millpond.container.layout import CONTAINERS, LogSpan, record_path, write_record
 from millpond.durable.files import Files
 from millpond.runtime import Lock
+from millpond.wire.base import SliceId
 
 
 class Log:
@@ -30,14 +32,22 @@ class Log:
         """How many there are on disk."""
         return self.core.seq - self._truncated
 
-    def append(self, record: Record, holding: Holding[Any]) -> int:
-        """Makes the record durable; its number. One that may or may not be there gives its number to the next."""
+    def make_room(self) -> None:
+        """There are slices whose records may come."""
+        self._files.make_dir(os.path.join(self._root, CONTAINERS, self.directory))
+
+    def append(self, record: Record, holding: Holding[Any], slices: list[SliceId] | None = None) -> int:
+        """Makes the record durable; its number. One that may or may not be there gives its number to the next.
+
+        `slices` are those that it is about, if not all.
+        """
         names = record.parts[0].batch.schema.names if record.parts else ()
         schema = holding.schema_of(names, record.work)
         with self._lock:
             started = time.perf_counter()
             seq = self.core.number(record.resident)
-            write_record(self._files, self._root, self.directory, seq, record, holding.resident.id, schema)
+            resident_id = holding.resident.id
+            write_record(self._files, self._root, self.directory, seq, record, resident_id, schema, slices)
             self.core.seq = seq
             self.bytes += sum(part.batch.nbytes for part in record.parts)
             self.seconds += time.perf_counter() - started
@@ -48,6 +58,15 @@ class Log:
         with self._lock:
             return LogSpan(self.directory, self.core.seq)
 
+    def closed(self, span: LogSpan) -> LogSpan:
+        """A span of this log that was open, as it ends now: what is undecided in it will never be decided for its slice."""
+        with self._lock:
+            unfinished = self.core.unfinished()
+            skipped = sorted(
+                seq for seq in {*self.core.void, *unfinished} if span.after < seq <= self.core.seq
+            )
+            return LogSpan(self.directory, span.after, max(span.after, self.core.seq), skipped)
+
     def take_bytes(self) -> int:
         taken, self.bytes = self.bytes, 0
         return taken
@@ -57,3 +76,4 @@ class Log:
         for seq in range(self._truncated + 1, covered + 1):
             self._files.remove(record_path(self._root, self.directory, seq))
         self._truncated = max(self._truncated, covered)
+        self.core.void = {seq for seq in self.core.void if seq > self._truncated}

@@ -27,7 +27,7 @@ from millpond.container.layout import (
     read_snapshot,
     record_numbers,
     record_path,
-    snapshot_directory,
+    snapshot_path,
 )
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile, NotTrusted, not_trusted
@@ -153,7 +153,7 @@ def _load_snapshots(
                 try:
                     held.store.load(batch)
                 except (ValueError, LookupError, TypeError, NotImplementedError) as error:
-                    path = os.path.join(snapshot_directory(root, holding.resident.id), held.snapshot)
+                    path = snapshot_path(root, holding.resident.id, held.snapshot)
                     raise CorruptFile(f"{path} does not hold rows of {name}: {error}", path=path) from error
                 # What was forgotten since must not be found there again.
                 held.dirty |= holding.is_stale(batch)
@@ -189,14 +189,15 @@ def _read_logs(
 
 def _undecided(heads: Mapping[int, RecordHead], decided: DecidedTurns) -> list[int]:
     """Records that no acknowledgement rests on: beyond what was decided, or replaced before the decision."""
-    newest = {
-        (head.id, head.writer, head.turn): seq
-        for seq, head in sorted(heads.items(), key=lambda item: (item[1].ballot, item[0]))
-    }
+    newest: dict[tuple[str, str, Turn], int] = {}
+    for head in heads.values():
+        turn = (head.id, head.writer, head.turn)
+        newest[turn] = max(head.ballot, newest.get(turn, 0))
+    # A backup has a record of each owner, under one ballot.
     return [
         seq
         for seq, head in heads.items()
-        if newest[head.id, head.writer, head.turn] != seq
+        if newest[head.id, head.writer, head.turn] != head.ballot
         or not _is_decided(decided, head.name, head.writer, head.turn)
     ]
 
@@ -221,7 +222,7 @@ def _check_complete(
         lasts |= dict.fromkeys((strand.number for strand in log.strands), following)
         for seq, head in log.heads.items():
             if seq not in log.span.skipped:
-                for number in log.slices_of(head.id):
+                for number in filter(head.is_about, log.slices_of(head.id)):
                     key = (number, head.id, head.writer)
                     logged[key] = max(head.turn, logged.get(key, head.turn))
     for number, held in slices.items():
@@ -248,7 +249,7 @@ def _concerned(
     return {
         number: slices[number][holding.name]
         for number in numbers
-        if holding.name in slices[number] and holding.concerns(head.counts, number)
+        if holding.name in slices[number] and head.is_about(number) and holding.concerns(head.counts, number)
     }
 
 

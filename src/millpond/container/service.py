@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from millpond.container.backup_core import BackupCore
+from millpond.container.backups import Backups, closed, read_held
 from millpond.container.checkpoints import Checkpoints
 from millpond.container.core import Core
-from millpond.container.holdings.base import Holding, Means, Ready
-from millpond.container.layout import CONTAINERS, directory_name
+from millpond.container.holdings.base import Holding, Means, Ready, Record
+from millpond.container.layout import backup_directory_name, directory_name, term_of_snapshot
 from millpond.container.log import Log
 from millpond.container.marks import Marks
 from millpond.container.recovery import rebuild
 from millpond.container.room import ROOM_SHARE, Room
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
-from millpond.errors import BadMessage, StageLost, Unavailable
+from millpond.errors import BackupLost, BadMessage, MillpondError, StageLost, Unavailable
 from millpond.runtime import Locks, Runtime, Serial
-from millpond.wire.base import Done, Exchange, Message, Read, SliceId
-from millpond.wire.connection import Answer, Dialer, SlicedBatch
+from millpond.wire.backups import (
+    AskLag,
+    BackUp,
+    Backup,
+    Copy,
+    Demote,
+    Dismiss,
+    Enlist,
+    Lag,
+    Promote,
+    ReadHeld,
+)
+from millpond.wire.base import Done, Exchange, Message, Read, ResidentId, SliceId
+from millpond.wire.connection import Answer, Connection, Dialer, SlicedBatch
 from millpond.wire.epochs import Apply, Discard, Prepare, Prepared, Stage
 from millpond.wire.house import (
     AddResident,
@@ -37,18 +51,22 @@ from millpond.wire.house import (
     ContainerStatus,
     DropResident,
     ForgetWriters,
+    ListSnapshots,
     Ping,
     Release,
+    SnapshotList,
 )
 
 SWEEP_ENTRIES = 4096
+# Connections to other containers that are kept; of those that ended, too, until there are more.
+PEERS_MAX = 64
 _T = TypeVar("_T")
 
 
 class ContainerService:
     """Serves one container's slices (a `Handler`). Idle until `Assign` tells it who it is, and `Adopt` what it has.
 
-    `dial` is how it reaches its peers, for what containers ask of one another. So far they ask nothing.
+    `dial` is how it reaches its peers: those that hold its slices as a backup, and those whose slices it holds.
     """
 
     def __init__(
@@ -70,10 +88,14 @@ class ContainerService:
         self._core: Core | None = None
         self._log: Log | None = None
         self._checkpoints: Checkpoints | None = None
+        self._backups: Backups | None = None
         self._assign_lock = self._runtime.lock()
         # Steps of one resident's epochs do not overlap.
         self._epoch_locks: Locks[str] = Locks(self._runtime)
         self._order = 0
+        self._order_lock = self._runtime.lock()
+        self._peers: dict[str, Connection] = {}
+        self._peers_lock = self._runtime.lock()
         # Snapshots loaded and records replayed, as slices were adopted.
         self._rebuilt: Counter[str] = Counter()
         self._unswept: set[str] = set()
@@ -83,22 +105,6 @@ class ContainerService:
 
     def call(self, message: Any) -> Message:
         match message:
-            case Assign():
-                with self._assign_lock:
-                    self._assign(message)
-            case Adopt():
-                self._adopt(message)
-            case Confirm(order, slices):
-                self._confirm(order, slices)
-            case Release(order, slices, gone):
-                self._release(order, slices, gone)
-            case AddResident(resident):
-                self.core.add(resident)
-                self.checkpoints.make_room(resident.id)
-            case DropResident(name, born):
-                self._drop(name, born)
-            case ForgetWriters(resident, writers):
-                self._forget(self.core.holding(resident), set(writers))
             case Prepare(resident):
                 with self._epoch_locks[resident]:
                     return self._prepare(message)
@@ -110,21 +116,81 @@ class ContainerService:
                     reach("apply.before")
                     self.core.apply(message)
                     reach("apply.after")
-            case Advance(resident, fetch_progress, final_below):
-                self.core.holding(resident).advance(fetch_progress, final_below)
             case Checkpoint():
                 self.checkpoint()
             case Ping():
                 _ = self.core  # one that recovers is not there yet
             case ContainerStatus():
                 return self._report()
+            case AskLag(slices):
+                return Lag(*self.backups.core.lag(slices))
+            case ListSnapshots(resident):
+                return SnapshotList(self._snapshots_of_others(resident))
+            case (
+                Assign()
+                | Adopt()
+                | Confirm()
+                | Release()
+                | Enlist()
+                | Copy()
+                | Promote()
+                | Demote()
+                | Dismiss()
+            ):
+                self._place(message)
+            case _:
+                self._learn_of(message)
+        return Done()
+
+    def _place(self, message: Any) -> None:
+        """Slices come, go and change roles."""
+        match message:
+            case Assign():
+                with self._assign_lock:
+                    self._assign(message)
+            case Adopt():
+                self._adopt(message)
+            case Confirm(order, slices):
+                self._confirm(order, slices)
+            case Release(order, slices, gone):
+                self._release(order, slices, gone)
+            case Enlist(order, slices):
+                self._check_order(order)
+                self.backups.enlist(slices)
+            case Copy(order):
+                self._check_order(order)
+                self.backups.copy(message)
+            case Promote():
+                self._promote(message)
+            case Demote(order, slices):
+                self._demote(order, slices)
+            case Dismiss(order, slices):
+                self._check_order(order)
+                self.backups.dismiss(slices, self.checkpoints.needs())
+
+    def _learn_of(self, message: Any) -> None:
+        """Residents come, go and go on."""
+        match message:
+            case AddResident(resident):
+                for core, _ in self._both:
+                    core.add(resident)
+                self.checkpoints.make_room(resident.id)
+            case DropResident(name, born):
+                self._drop(name, born)
+            case ForgetWriters(resident, writers):
+                for core, checkpoints in self._both:
+                    self._forget(core.holding(resident), checkpoints, set(writers))
+            case Advance(resident, fetch_progress, final_below):
+                self.core.holding(resident).advance(fetch_progress, final_below)
             case _:
                 raise BadMessage(f"a container does not answer {type(message).__name__}")
-        return Done()
 
     def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
         if isinstance(message, Stage):
             return Answer(self.core.stage(message, batches, self._runtime.now()))
+        if isinstance(message, BackUp):
+            self.backups.keep(message, batches)
+            return Answer(Done())
         if not isinstance(message, Exchange):
             raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
         rows = next(batches, None)
@@ -142,6 +208,8 @@ class ContainerService:
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, Read):
             raise BadMessage(f"a container does not read for {type(message).__name__}")
+        if isinstance(message, ReadHeld):
+            return read_held(self.core.holding(message.resident), message.slice)
         return self.core.holding(message.resident).read(message)
 
     @property
@@ -156,6 +224,15 @@ class ContainerService:
     def checkpoints(self) -> Checkpoints:
         return _there(self._checkpoints)
 
+    @property
+    def backups(self) -> Backups:
+        return _there(self._backups)
+
+    @property
+    def _both(self) -> list[tuple[Core, Checkpoints]]:
+        """What is served, and what is held for others."""
+        return [(self.core, self.checkpoints), (self.backups.core, self.backups.checkpoints)]
+
     # Slices
 
     def _assign(self, message: Assign) -> None:
@@ -165,13 +242,20 @@ class ContainerService:
             raise BadMessage(f"this is container {self._core.container} in term {self._core.term} already")
         core = Core(message.container, message.term, message.pond_slices, self._means)
         directory = directory_name(message.term, message.container)
-        lock = self._runtime.lock
+        lock, numbers = self._runtime.lock, count(1)
         log = Log(self._files, self._root, directory, core, lock())
-        checkpoints = Checkpoints(self._files, self._root, core, log, lock(), count(1))
+        checkpoints = Checkpoints(self._files, self._root, core, log, lock(), numbers)
+        held = BackupCore(message.container, message.term, message.pond_slices, self._means)
+        held_log = Log(
+            self._files, self._root, backup_directory_name(message.term, message.container), held, lock()
+        )
+        held_checkpoints = Checkpoints(self._files, self._root, held, held_log, lock(), numbers, backup=True)
         for resident in message.residents:
             core.add(resident)
+            held.add(resident)
             checkpoints.make_room(resident.id)
-        self._files.make_dir(os.path.join(self._root, CONTAINERS, directory))
+        log.make_room()
+        self._backups = Backups(held, held_log, held_checkpoints, self._runtime, self.dial)
         self._log, self._checkpoints, self._core = log, checkpoints, core
 
     def _adopt(self, message: Adopt) -> None:
@@ -186,37 +270,83 @@ class ContainerService:
                 rebuilt = rebuild(core, self._files, self._root, adopt, marks.set)
             self.checkpoints.add(rebuilt.grounds)
             core.install(rebuilt.slices)
+            self._learn(message.epochs)
             self._rebuilt.update(rebuilt.figures)
 
+    def _learn(self, epochs: Mapping[str, int]) -> None:
+        """How many epochs residents have whose slices came with all of them."""
+        for name, number in epochs.items():
+            holding = self.core.holdings.get(name)
+            if holding is not None:
+                holding.epochs = max(holding.epochs, number)
+
     def _confirm(self, order: int, slices: list[SliceId]) -> None:
-        with self.checkpoints.lock:
+        with self.checkpoints.lock, self.backups.checkpoints.lock:
             self._check_order(order)
             self.checkpoints.confirm(slices)
+            self.backups.checkpoints.confirm(slices)
+
+    def _promote(self, message: Promote) -> None:
+        """Slices that are held as a backup are served from now on."""
+        with self.checkpoints.lock, self.backups.checkpoints.lock:
+            self._check_order(message.order)
+            wanted = [number for number in message.slices if number not in self.core.owned]
+            if not wanted:
+                return
+            slices, grounds = self.backups.give_up(wanted, message.decided)
+            try:
+                self.checkpoints.add(grounds)
+            except BaseException:
+                self.backups.core.take_in(slices)
+                raise
+            self.core.install(slices)
+            self._learn(message.epochs)
+            self._rebuilt["slices_promoted"] += len(wanted)
+
+    def _demote(self, order: int, numbers: list[SliceId]) -> None:
+        """Slices that are served here are held as a backup from now on."""
+        with self.checkpoints.lock, self.backups.checkpoints.lock:
+            self._check_order(order)
+            wanted = [number for number in numbers if number in self.core.owned]
+            grounds = {number: closed(self.checkpoints.grounds[number], self.log) for number in wanted}
+            slices = self.core.release(wanted)
+            self.checkpoints.release(set(wanted), gone=False)
+            self.backups.take_in(slices, grounds)
+
+    def _snapshots_of_others(self, resident: ResidentId) -> list[str]:
+        """Those that incarnations before this one wrote."""
+        names = {name for _, checkpoints in self._both for name in checkpoints.files(resident)}
+        return sorted(name for name in names if term_of_snapshot(name) != self.core.term)
 
     def _check_order(self, order: int) -> None:
         """Whoever sent an older one has been told that it failed, and has gone on."""
-        if order < self._order:
-            raise StageLost("this came too late", container=self.core.container)
-        self._order = order
+        with self._order_lock:
+            if order < self._order:
+                raise StageLost("this came too late", container=self.core.container)
+            self._order = order
 
     def _release(self, order: int, slices: list[SliceId], gone: bool) -> None:
         with self.checkpoints.lock:
             self._check_order(order)
             self.core.release(slices)
-            self.checkpoints.release(set(slices), gone)
+            # What is held as a backup may rest on it still.
+            needed = self.backups.checkpoints.needs()
+            self.checkpoints.release(set(slices), gone and self.log.directory not in needed)
 
     def _drop(self, name: str, born: int) -> None:
         # An epoch that runs for long holds up nobody's checkpoints.
-        with self._epoch_locks[name], self.checkpoints.lock:
-            dropped = self.core.drop(name, born)
-            if dropped is not None:
-                self.checkpoints.drop(dropped.resident.id)
+        with self._epoch_locks[name]:
+            for core, checkpoints in self._both:
+                with checkpoints.lock:
+                    dropped = core.drop(name, born)
+                    if dropped is not None:
+                        checkpoints.drop(dropped.resident.id)
 
-    def _forget(self, holding: Holding[Any], writers: set[str]) -> None:
+    def _forget(self, holding: Holding[Any], checkpoints: Checkpoints, writers: set[str]) -> None:
         # In memory first, and not under the lock: this waits for an epoch that runs.
         holding.forget(sorted(writers))
-        with self.checkpoints.lock:
-            self.checkpoints.forget(holding.resident.id, writers)
+        with checkpoints.lock:
+            checkpoints.forget(holding.resident.id, writers)
 
     # Epochs
 
@@ -230,9 +360,10 @@ class ContainerService:
         steps: list[Callable[[], None]] = [
             lambda: made.append(holding.prepare(record)),
             lambda: logged.append(self.log.append(record, holding)),
+            *(partial(self._back_up, backup, record, message, holding) for backup in message.backups),
         ]
         try:
-            if holding.spec.runs_code:
+            if holding.spec.runs_code or message.backups:
                 # At the same time. A record whose epoch then cannot run stays in the log, undecided.
                 self._runtime.map(lambda step: step(), steps)
             else:
@@ -241,12 +372,52 @@ class ContainerService:
         except BaseException:
             for ready in made:
                 holding.undo(ready)
-            self.core.refused(record)
+            self.core.refused(record, *logged)
             raise
         prepared = self.core.logged(logged[0], made[0])
         reach("acknowledge.before")
         reach("acknowledge.after")
         return prepared
+
+    def _back_up(self, backup: Backup, record: Record, message: Prepare, holding: Holding[Any]) -> None:
+        """Has a peer hold its part of the record, too. On return it is durable there."""
+        part = record.cut(backup.slices)
+        fetch_progress, final_below = holding.progress
+        ask = BackUp(
+            record.resident,
+            owner=self.core.container,
+            term=backup.term,
+            writer=record.writer,
+            turn=record.turn,
+            ballot=record.ballot,
+            digest=record.digest,
+            slices=backup.slices,
+            decided=message.decided,
+            fetch_progress=fetch_progress,
+            final_below=final_below,
+            work=record.work,
+        )
+        try:
+            rows = [SlicedBatch(each.batch, each.counts) for each in part.parts]
+            self._peer(backup.address).exchange(ask, rows)
+        except StageLost:
+            raise
+        except MillpondError as error:
+            raise BackupLost(
+                f"container {backup.container} did not back up epoch {record.turn}: {error.message}",
+                container=backup.container,
+                term=backup.term,
+            ) from error
+
+    def _peer(self, address: str) -> Connection:
+        """A connection to another container, kept from one time to the next."""
+        assert self.dial is not None
+        with self._peers_lock:
+            if address not in self._peers:
+                self._peers[address] = self.dial(address)
+                while len(self._peers) > PEERS_MAX:
+                    self._peers.pop(next(iter(self._peers)))
+            return self._peers[address]
 
     # Upkeep
 
@@ -256,18 +427,26 @@ class ContainerService:
         True when there was nothing to do.
         """
         core = self._core
-        if core is None or not core.owned:
+        if core is None:
             return True
         core.expire(self._runtime.now())
-        idle = True
-        for holding in list(core.holdings.values()):
-            idle &= self._sweep(holding)
-        if self.checkpoints.is_due():
-            self.checkpoint()
+        idle = self.backups.maintain()
+        for each, _ in self._both:
+            for holding in list(each.holdings.values()):
+                idle &= self._sweep(holding)
+        if core.owned and self.checkpoints.is_due():
+            self.checkpoints.checkpoint()
+        self._let_go()
         return idle
 
     def checkpoint(self) -> None:
-        self.checkpoints.checkpoint()
+        for _, checkpoints in self._both:
+            checkpoints.checkpoint()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What slices rested on that changed roles here goes, once they rest on something else."""
+        self.backups.let_go(self.checkpoints.needs())
 
     def _sweep(self, holding: Holding[Any]) -> bool:
         """Compacts a bounded part of a resident's slices. One whose own rule fails is compacted no more, as long as we live."""
@@ -292,10 +471,15 @@ class ContainerService:
             if holding.slices:
                 residents.setdefault(holding.spec.plural, {})[name] = holding.report()
         return ContainerReport(
-            needs=self.checkpoints.needs(),
+            needs=[
+                name
+                for name in {*self.checkpoints.needs(), *self.backups.checkpoints.needs()}
+                if name not in (self.log.directory, self.backups.log.directory)
+            ],
             behind=self.checkpoints.behind(),
             metrics={
                 "slices": len(core.owned),
+                "backups": len(self.backups.core.owned),
                 "rows_staged": core.rows_staged,
                 "rows_applied": core.rows_applied,
                 "rows_fetched": core.rows_fetched,
@@ -311,6 +495,7 @@ class ContainerService:
 
     def validate(self) -> None:
         self.core.validate()
+        self.backups.core.validate()
 
 
 def _there(part: _T | None) -> _T:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from millpond.coordinator import catalogue, epochs, updates
+from millpond.coordinator.backing import Backing
 from millpond.coordinator.deaths import Deaths
 from millpond.coordinator.epochs import EpochCommit
 from millpond.coordinator.idleness import Idleness
@@ -16,7 +17,7 @@ from millpond.coordinator.membership import Membership
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.telling import Telling
 from millpond.durable.crashpoints import reach
-from millpond.errors import CodeFailed, MillpondError, StageLost, Unavailable
+from millpond.errors import BackupLost, CodeFailed, MillpondError, StageLost, Unavailable
 from millpond.runtime import Locks, Runtime
 from millpond.wire.base import Call, Term
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, Prepare
@@ -38,12 +39,15 @@ class Unseen(NamedTuple):
 class Commits:
     """Epochs of one resident come one at a time: containers log them in the order of decisions."""
 
-    def __init__(self, memory: Memory, containers: Membership, telling: Telling, runtime: Runtime) -> None:
+    def __init__(
+        self, memory: Memory, containers: Membership, telling: Telling, backing: Backing, runtime: Runtime
+    ) -> None:
         self.committed = 0
         self.replayed = 0
         self._memory = memory
         self._containers = containers
         self._telling = telling
+        self._backing = backing
         self._runtime = runtime
         self._locks: Locks[str] = Locks(runtime)
         # By resident, the epoch that is decided and not yet visible.
@@ -52,6 +56,26 @@ class Commits:
         self._ballot = 0
         self._deaths = Deaths()
         self.update_steps = UpdateSteps()
+
+    def barrier(self, residents: Iterable[str]) -> None:
+        """Returns when no epoch of these residents is under way that had begun before."""
+        for name in sorted(residents):
+            with self._locks[name]:
+                pass
+
+    @contextmanager
+    def paused_soon(self, residents: Iterable[str], seconds: float) -> Iterator[bool]:
+        """As `paused`, if that can be had within so many seconds; else False, and nothing is held up."""
+        deadline = self._runtime.now() + seconds
+        with ExitStack() as stack:
+            for name in sorted(residents):
+                if not self._locks[name].acquire(timeout=max(0.0, deadline - self._runtime.now())):
+                    stack.close()
+                    yield False
+                    return
+                stack.callback(self._locks[name].release)
+                self._make_visible(name)
+            yield True
 
     @contextmanager
     def paused(self, residents: Iterable[str]) -> Iterator[None]:
@@ -167,12 +191,22 @@ class Commits:
         """The machine for an epoch: of the containers that own a slice of the resident, in the order of ballots."""
         with self._memory.lock:
             self._ballot += 1
+            backups = self._backing.plan(message.resident)
             record = self._memory.record
             resident = record.residents[message.resident]
             owners = {record.owners[n] for n in resident.spec.places(record.slices)}
-            holders = {c: self._containers.members.members[c].term for c in sorted(owners)}
+            holders = {c: self._containers.members.term_of(c) for c in sorted(owners)}
             before = {message.updater: resident.updaters[message.updater].watermark}
-            return EpochCommit(message, holders, self._ballot, before, self._memory.in_doubt)
+            return EpochCommit(
+                message,
+                holders,
+                self._ballot,
+                before,
+                self._memory.in_doubt,
+                backups,
+                resident.decided(),
+                resident.epochs + 1,
+            )
 
     def _make_visible(self, resident: str) -> None:
         """Has every container apply the resident's decided epoch, if there is one that is not visible yet."""
@@ -214,15 +248,14 @@ class Commits:
             case epochs.Ask(container, term, message):
                 try:
                     return epochs.Replied(container, self._containers.ask(container, message))
+                except BackupLost as error:
+                    # Without it, when the epoch comes again.
+                    self._backing.lose(error.attributes()["container"], error.attributes()["term"])
+                    return epochs.Failed(container, StageLost(error.message, container=container))
                 except MillpondError as error:
                     return epochs.Failed(container, self._explained(error, container, term, message))
             case epochs.Bring(container, term, broken):
-                try:
-                    if broken:
-                        self._containers.recover(container, term, broken=True)
-                    return epochs.Back(container, self._containers.await_back(container, term))
-                except MillpondError as error:
-                    return epochs.Failed(container, error)
+                return self._bring(commit.message.resident, container, term, broken)
             case epochs.Settle():
                 try:
                     self._memory.settle()
@@ -239,6 +272,21 @@ class Commits:
                 reach("publish.after")
                 self.tell_progress(commit.message.resident)
                 return epochs.Published()
+
+    def _bring(self, resident: str, container: int, term: Term, broken: bool) -> epochs.Event:
+        def is_needed() -> bool:
+            """Whether it has slices of the resident, as far as the journal knows."""
+            record = self._memory.record
+            known = record.residents.get(resident)
+            return known is None or container in {record.owners[n] for n in known.spec.places(record.slices)}
+
+        try:
+            if broken:
+                self._containers.recover(container, term, broken=True)
+            back = self._containers.await_back(container, term, is_needed)
+        except MillpondError as error:
+            return epochs.Failed(container, error)
+        return epochs.Relieved(container) if back is None else epochs.Back(container, back)
 
     def _explained(
         self, error: MillpondError, container: int, term: Term, message: Call[Any]
@@ -271,6 +319,14 @@ class Commits:
                         container=container,
                     )
                     return epochs.Failed(None, lost)
+            record = self._memory.record
+            places = record.residents[commit.message.resident].spec.places(record.slices)
+            if not {record.owners[number] for number in places} <= set(terms):
+                return epochs.Failed(None, StageLost("slices went to other containers", container=None))
+            if not self._backing.is_covered(commit.message.resident, commit.backups):
+                return epochs.Failed(
+                    None, StageLost("other backups must hold the epoch, too", container=None)
+                )
             try:
                 record, committed = updates.commit_epoch(self._memory.record, commit.message)
             except MillpondError as error:

@@ -7,14 +7,17 @@ No I/O, no clock, no threads: whoever drives the machine carries its effects out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from millpond.coordinator.updates import digest_of, rows_of
 from millpond.errors import CodeFailed, MillpondError, StageLost, Unavailable
 from millpond.times import Progress
-from millpond.wire.base import Call, Term, writer_id
+from millpond.wire.backups import Backup
+from millpond.wire.base import Call, Term, Turn, writer_id
 from millpond.wire.epochs import Apply, CommitEpoch, Discard, EpochCommitted, Prepare, Prepared
 
 # Effects
@@ -75,6 +78,12 @@ class Back(NamedTuple):
     term: Term
 
 
+class Relieved(NamedTuple):
+    """The container has no slice of the resident any more: who has them holds all that was decided."""
+
+    container: int
+
+
 class Settled(NamedTuple):
     pass
 
@@ -87,7 +96,7 @@ class Published(NamedTuple):
     pass
 
 
-Event = Replied | Failed | Back | Settled | Decided | Published
+Event = Replied | Failed | Back | Relieved | Settled | Decided | Published
 
 
 SILENCES_MAX = 3
@@ -121,11 +130,18 @@ class EpochCommit:
         ballot: int,
         held_back: Mapping[str, Progress],
         in_doubt: bool = False,
+        backups: Mapping[int, Sequence[Backup]] | None = None,
+        decided: Mapping[str, Turn] | None = None,
+        number: int = 0,
     ) -> None:
         self.message = message
         self.ballot = ballot
         self.held_back = dict(held_back)
         """Where updaters stood before, until the epoch is published."""
+        self.backups = dict(backups or {})
+        """Who must hold what each container prepares, too."""
+        self._decided = dict(decided or {})
+        self._number = number
         self.committed: EpochCommitted | None = None
         self.error: MillpondError | None = None
         self.phase = Phase.SETTLE if in_doubt else Phase.PREPARE
@@ -154,11 +170,18 @@ class EpochCommit:
             case Phase.PREPARE:
                 attempts = {receipt.partition: receipt.attempt for receipt in message.receipts}
                 ask = Prepare(message.resident, writer, message.turn, self.ballot, attempts, message.work)
-                return [Ask(c, self._terms[c], ask) for c in self._waiting]
+                return [
+                    Ask(
+                        c,
+                        self._terms[c],
+                        replace(ask, backups=list(self.backups.get(c, ())), decided=self._decided),
+                    )
+                    for c in self._waiting
+                ]
             case Phase.DECIDE:
                 return [Decide({c: prepared.term for c, prepared in self._prepared.items()})]
             case Phase.APPLY:
-                apply = Apply(message.resident, writer, message.turn, self.ballot)
+                apply = Apply(message.resident, writer, message.turn, self.ballot, self._number)
                 return [Ask(c, self._terms[c], apply) for c in self._waiting]
             case Phase.PUBLISH:
                 return [Publish()]
@@ -175,6 +198,10 @@ class EpochCommit:
                 self._replied(container, reply)
             case Back(container, term):
                 self._back(container, term)
+            case Relieved(container):
+                self._away.pop(container, None)
+                self._waiting.pop(container, None)
+                self._step()
             case Failed(container, error, in_doubt):
                 self._failed(container, error, in_doubt)
             case Decided(committed):

@@ -36,6 +36,8 @@ class Host(NamedTuple):
 
     pid: int
     address: str
+    host: str = ""
+    """The machine: a backup is better on another one."""
 
 
 class Hosting(Protocol):

@@ -49,6 +49,11 @@ class Members:
         member = self.members.get(container)
         return member is not None and member.serving and member.term == term
 
+    def term_of(self, container: int) -> Term:
+        """Of the incarnation that serves, or that served last; of one that left, of none."""
+        member = self.members.get(container)
+        return NONE if member is None else member.term
+
     def started(self, container: int, term: Term) -> None:
         """An incarnation has its slices, and the journal knows it."""
         member = self.members[container]
@@ -56,7 +61,8 @@ class Members:
         self.members[container] = Member(term, serving=True)
 
     def ended(self, container: int) -> None:
-        self.members[container].serving = False
+        if container in self.members:
+            self.members[container].serving = False
 
     def failed(self, container: int, term: Term, error: MillpondError, now_s: float) -> None:
         """A start came to nothing: it is tried again, after a pause that grows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from millpond.coordinator.hosting import Host, Hosting
@@ -37,6 +37,9 @@ class Assignment(Protocol):
 
     def assign(self, container: int, term: Term, connection: Connection, careful: Term) -> None:
         """Gives it residents and slices. On return the journal knows that it has them."""
+
+    def relieve(self, container: int) -> None:
+        """Its last incarnation serves no more: others do, as far as they hold its slices."""
 
 
 class Membership:
@@ -122,17 +125,28 @@ class Membership:
                 finally:
                     self._starting[container].release()
 
-    def await_back(self, container: int, term: Term) -> Term:
-        """The incarnation that serves: a later one than `term`, or the same one again."""
+    def await_back(
+        self, container: int, term: Term, is_needed: Callable[[], bool] = lambda: True
+    ) -> Term | None:
+        """The incarnation that serves: a later one than `term`, or the same one again; None once it is not needed."""
         deadline = self._runtime.now() + RECOVERY_S_MAX
         while not self._closing and self._runtime.now() < deadline:
-            self.recover(container, term)
+            # Somebody may be at it: what was its own is served elsewhere long before it is back.
+            if self._starting[container].acquire(timeout=RECOVERY_PAUSE_S):
+                try:
+                    self.recover(container, term)
+                finally:
+                    self._starting[container].release()
             live = self.live.get(container)
             if live is not None and (live.term > term or _answers(live.connection)):
                 return live.term
-            error = self.members.members[container].error
-            if error is not None:
-                raise error
+            if not is_needed():
+                return None
+            member = self.members.members.get(container)
+            if member is None or member.error is not None:
+                raise (member.error if member is not None else None) or Unavailable(
+                    f"container {container} is gone", address=""
+                )
             self._runtime.sleep(RECOVERY_PAUSE_S)
         raise Unavailable(f"container {container} does not come back", address="")
 
@@ -171,6 +185,7 @@ class Membership:
         old = self.live.pop(container, None)
         if old is not None:
             old.connection.close()
+            self._assignment.relieve(container)
         for attempt in range(1, START_ATTEMPTS + 1):
             term = Term(0)
             try:

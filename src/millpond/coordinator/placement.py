@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -63,6 +63,52 @@ def kept_in(pond: PondRecord, directory: str, slices: Sequence[SliceId]) -> Pond
     left = {name: tuple(n for n in numbers if n not in gone) for name, numbers in pond.directories.items()}
     left[directory] = tuple(sorted({*left.get(directory, ()), *slices}))
     return replace(pond, directories={name: numbers for name, numbers in left.items() if numbers})
+
+
+def backed_up_in(pond: PondRecord, directory: str, slices: Sequence[SliceId]) -> PondRecord:
+    """The pond in which that directory holds a backup of these slices, besides those that it has."""
+    backups = {**pond.backups, directory: tuple(sorted({*pond.backups.get(directory, ()), *slices}))}
+    return replace(pond, backups={name: numbers for name, numbers in backups.items() if numbers})
+
+
+def without_backups(
+    pond: PondRecord, directories: Collection[str], slices: Collection[SliceId] | None = None
+) -> PondRecord:
+    """The pond in which those directories hold none of these slices, or nothing at all, as a backup."""
+    backups = {}
+    for name, numbers in pond.backups.items():
+        gone = () if name not in directories else numbers if slices is None else slices
+        left = tuple(number for number in numbers if number not in gone)
+        if left:
+            backups[name] = left
+    return pond if backups == pond.backups else replace(pond, backups=backups)
+
+
+def backups_of(pond: PondRecord) -> dict[SliceId, list[str]]:
+    """The directories that hold a backup of each slice, for those that have one."""
+    out: dict[SliceId, list[str]] = {}
+    for name, numbers in sorted(pond.backups.items()):
+        for number in numbers:
+            out.setdefault(number, []).append(name)
+    return out
+
+
+def rest_on_backups(
+    pond: PondRecord, directory: str, slices: Sequence[SliceId], present: Collection[str]
+) -> PondRecord:
+    """The pond in which slices whose directory is lost rest on backups of them, as far as there are."""
+    for name in sorted(set(pond.backups).intersection(present)):
+        lost = [number for number in pond.directories.get(directory, ()) if number in pond.backups[name]]
+        if lost:
+            pond = without_backups(kept_in(pond, name, lost), [name], lost)
+    return pond
+
+
+def handed_to(pond: PondRecord, owner: int, directory: str, slices: Sequence[SliceId]) -> PondRecord:
+    """The pond in which these slices are that container's, whose directory tells what they rest on."""
+    gone = set(slices)
+    owners = [owner if number in gone else before for number, before in enumerate(pond.owners)]
+    return kept_in(placed(pond, owners), directory, slices)
 
 
 def directories_of(pond: PondRecord, slices: Sequence[SliceId]) -> Mapping[SliceId, str]:

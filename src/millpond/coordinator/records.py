@@ -127,23 +127,38 @@ class ResidentRecord(msgspec.Struct, frozen=True):
     fetchers: dict[Name, FetcherRecord] = {}
     update_progress: Progress = -math.inf
     fetch_progress: Progress = -math.inf
+    epochs: int = 0
+    """How many were decided, of all writers."""
 
     @property
     def resident(self) -> Resident:
         """As containers learn of it."""
-        return Resident(self.spec, self.born, self.fetch_progress, self.update_progress)
+        return Resident(self.spec, self.born, self.fetch_progress, self.update_progress, self.epochs)
+
+    def decided(self) -> dict[str, Turn]:
+        """The newest decided turn of every writer."""
+        return {
+            writer_id(updater, query): turn
+            for updater, record in self.updaters.items()
+            for query, turn in (
+                *record.ended.items(),
+                *((query, turns.last) for query, turns in record.queries.items()),
+            )
+        }
 
 
 class PondRecord(msgspec.Struct, frozen=True):
     """`term` numbers the incarnations of containers, `born` the residents: each takes the next.
 
     `owners[slice]` is the container of each slice as of `version`; `directories` are those of containers that tell what
-    slices rest on, and of which.
+    slices rest on, and of which. `backups` are those of incarnations that hold slices for their owners, with every
+    epoch that was decided: one that does not is not among them.
     """
 
     owners: tuple[int, ...]
     version: int = 0
     directories: dict[Directory, tuple[SliceId, ...]] = {}
+    backups: dict[Directory, tuple[SliceId, ...]] = {}
     term: Term = Term(0)
     born: int = 0
     residents: dict[Name, ResidentRecord] = {}
@@ -154,17 +169,7 @@ class PondRecord(msgspec.Struct, frozen=True):
 
     def decided(self) -> dict[str, dict[str, Turn]]:
         """The newest decided turn of every writer of every resident."""
-        return {
-            name: {
-                writer_id(updater, query): turn
-                for updater, record in resident.updaters.items()
-                for query, turn in (
-                    *record.ended.items(),
-                    *((query, turns.last) for query, turns in record.queries.items()),
-                )
-            }
-            for name, resident in self.residents.items()
-        }
+        return {name: resident.decided() for name, resident in self.residents.items()}
 
     def slices_of(self, container: int) -> list[SliceId]:
         return [SliceId(number) for number, owner in enumerate(self.owners) if owner == container]

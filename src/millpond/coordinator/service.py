@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from millpond.container.layout import CONTAINERS, MANIFEST, incarnations, term_of
 from millpond.coordinator import catalogue, fetches, placement, updates
+from millpond.coordinator.backing import Backing
 from millpond.coordinator.commits import Commits
 from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.latency import Latencies
 from millpond.coordinator.memory import Memory
+from millpond.coordinator.migrations import Migrations
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.slices import Slices
 from millpond.coordinator.telling import Telling
@@ -25,7 +27,7 @@ from millpond.coordinator.tidying import Tidying
 from millpond.durable.files import Files
 from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Unavailable, not_trusted
 from millpond.runtime import Runtime, Serial
-from millpond.wire.base import Call, Done, Message
+from millpond.wire.base import Call, Done, Message, SliceId
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, HandedOver
 from millpond.wire.house import (
@@ -46,6 +48,7 @@ from millpond.wire.questions import Answered, AskPending, AskProgress, Pin, Pinn
 from millpond.wire.specs import Spec
 
 CLOSE_S_MAX = 30.0
+REPLICATE_PAUSE_S = 2.0
 
 
 class CoordinatorService:
@@ -71,10 +74,17 @@ class CoordinatorService:
         self._telling = Telling(self._memory, self._runtime)
         self._slices = Slices(self._memory, self._telling, dial, self._runtime)
         self._containers = self._slices.containers
-        self._commits = Commits(self._memory, self._containers, self._telling, self._runtime)
+        backing = Backing(self._memory, self._containers)
+        self._commits = Commits(self._memory, self._containers, self._telling, backing, self._runtime)
         self._tidying = Tidying(files, root, self._memory, self._slices, self._runtime)
         # No resident comes while slices change hands: its epochs would not be waited for.
         self._placing = self._runtime.lock()
+        self._migrations = Migrations(
+            self._memory, self._slices, self._commits, backing, self._placing, self._runtime
+        )
+        self._backups = 0
+        self._replicating = self._runtime.lock()
+        self._replicate_at_s = 0.0
         self._latencies = Latencies()
         self._open = False
 
@@ -84,8 +94,12 @@ class CoordinatorService:
 
     # Life
 
-    def start(self, hosting: Hosting, containers: int, slices: int) -> None:
-        """Loads the journal, starts the containers and lets them adopt their slices."""
+    def start(self, hosting: Hosting, containers: int, slices: int, backups: int = 0) -> None:
+        """Loads the journal, starts the containers and lets them adopt their slices.
+
+        Of each slice `backups` other containers hold one, if there are so many.
+        """
+        self._backups = backups
         record = self._memory.journal.load()
         slices = slices if record is None else record.slices
         # Before anything is written: a refusal must not fix the slices of a new pond.
@@ -124,6 +138,9 @@ class CoordinatorService:
                     hint="restore the journal and the containers' files from one backup copy",
                     path=path,
                 )
+        for name, slices in self._record.directories.items():
+            if name not in present:
+                self._memory.record = placement.rest_on_backups(self._record, name, slices, present)
         for name in self._record.directories:
             if name not in present:
                 path = os.path.join(self._root, CONTAINERS, name, MANIFEST)
@@ -176,6 +193,30 @@ class CoordinatorService:
             self._commits.show_early()
             if self._tidying.is_due:
                 self._tidying.tidy()
+            if self._backups or self._record.backups:
+                self._runtime.spawn(self._replicate, "millpond-replicate")
+
+    def _replicate(self) -> None:
+        """Sees to it that slices have the backups they should have; after a failure, not at once again."""
+        if self._only_reads or not self._replicating.acquire(timeout=0):
+            return
+        try:
+            if self._runtime.now() >= self._replicate_at_s and self._open:
+                self._migrations.replicate(self._backups)
+        except (MillpondError, OSError):
+            self._replicate_at_s = self._runtime.now() + REPLICATE_PAUSE_S
+        finally:
+            self._replicating.release()
+
+    def move(self, slices: Sequence[SliceId], to: int) -> None:
+        """Has that container serve the slices, while all goes on. On return it does."""
+        record = self._record
+        by_owner: dict[int, list[SliceId]] = {}
+        for number in slices:
+            if record.owners[number] != to:
+                by_owner.setdefault(record.owners[number], []).append(number)
+        for owner, own in by_owner.items():
+            self._migrations.move(owner, to, own)
 
     def place(self, owners: Sequence[int]) -> None:
         """Gives slices to those owners. While they change hands, no epoch of any resident is committed."""

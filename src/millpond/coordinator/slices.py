@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from millpond.container.layout import directory_name
-from millpond.coordinator import moves, placement
+from millpond.container.layout import backup_directory_name, directory_name, incarnation_of
+from millpond.coordinator import moves, placement, switches
 from millpond.coordinator.membership import Membership
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.moves import Move
 from millpond.coordinator.records import PondRecord
+from millpond.coordinator.switches import Switch
 from millpond.coordinator.telling import Telling
 from millpond.errors import CorruptFile, MillpondError, Unavailable
 from millpond.runtime import Runtime
-from millpond.wire.base import SliceId, Term
+from millpond.wire.backups import Demote, Promote
+from millpond.wire.base import LONG_CALL_S, Call, SliceId, Term
 from millpond.wire.connection import Connection, Dialer
 from millpond.wire.house import Adopt, Assign, Confirm, ContainerInfo, Placement, Release
+
+SWITCH_S_MAX = 5.0
+"""While slices change places, their residents' epochs wait: no longer than this."""
 
 
 class Slices:
@@ -29,6 +36,9 @@ class Slices:
         self.moving = runtime.lock()
         self._orders = 0
         self._move: Move | None = None
+        # Those that ended with somebody astray.
+        self._switches: list[Switch] = []
+        self.promoted = 0
 
     def order(self) -> int:
         """Numbers what containers are told of slices: what comes late counts no more."""
@@ -51,7 +61,13 @@ class Slices:
         slices = record.slices_of(container)
         connection.call(Assign(term, container, record.slices, list(known.values())))
         connection.call(
-            Adopt(self.order(), dict(placement.directories_of(record, slices)), record.decided(), careful)
+            Adopt(
+                self.order(),
+                dict(placement.directories_of(record, slices)),
+                record.decided(),
+                careful,
+                _epochs(record),
+            )
         )
         while True:
             with self._memory.lock:
@@ -59,6 +75,7 @@ class Slices:
                 mine = [number for number in now.slices_of(container) if number in slices]
                 news = self._telling.news(known)
                 if not news and mine == slices:
+                    now = placement.without_backups(now, _earlier_backups(now, container, term))
                     self._memory.write(placement.kept_in(now, directory_name(term, container), slices))
                     self._telling.learnt(container, known)
                     break
@@ -76,7 +93,96 @@ class Slices:
     @property
     def astray(self) -> bool:
         """Whether a container may serve other slices than the journal says."""
-        return self._move is not None and bool(self._move.astray)
+        return bool(self._switches) or (self._move is not None and bool(self._move.astray))
+
+    def relieve(self, container: int) -> None:
+        """Has backups serve the slices of a container that is gone, as far as there are: all at the same time."""
+        with self._memory.lock:
+            record, members = self._memory.record, self.containers.members
+            backups = placement.backups_of(record)
+            targets: dict[int, list[SliceId]] = {}
+            for number in record.slices_of(container):
+                holders = [
+                    held
+                    for name in backups.get(number, ())
+                    if members.serves(held := incarnation_of(name)[0], Term(incarnation_of(name)[1]))
+                    and held != container
+                ]
+                if holders:
+                    chosen = min(holders, key=lambda held: len(targets.get(held, ())))
+                    targets.setdefault(chosen, []).append(number)
+        if targets:
+            switch = Switch(container, targets, live=False)
+            self.drive(switch)
+            self.promoted += len(switch.moved)
+
+    def drive(self, switch: Switch) -> None:
+        """Until all is done, but for whoever has to begin anew: that is left to `call_home`."""
+        while switch.phase not in (switches.Phase.SETTLE, switches.Phase.RECALL):
+            effects = switch.effects()
+            if not effects:
+                return
+            for event in self._runtime.map(partial(self._switch, switch), effects):
+                switch.on(event)
+        self._switches.append(switch)
+
+    def _switch(self, switch: Switch, effect: switches.Effect) -> switches.Event:
+        container = getattr(effect, "container", switch.source)
+        try:
+            match effect:
+                case switches.Promote(container, slices):
+                    record = self._memory.record
+                    limit_s = SWITCH_S_MAX if switch.live else LONG_CALL_S
+                    ask = Promote(self.order(), list(slices), record.decided(), _epochs(record), limit_s)
+                    return switches.Obeyed(container, self._ask(container, ask))
+                case switches.Demote(container, slices):
+                    return switches.Obeyed(
+                        container, self._ask(container, Demote(self.order(), list(slices)))
+                    )
+                case switches.Enter():
+                    self._enter_switch(switch, effect)
+                case switches.Confirm(container, slices):
+                    return switches.Obeyed(
+                        container, self._ask(container, Confirm(self.order(), list(slices)))
+                    )
+                case moves.Settle():
+                    self._memory.settle()
+                case moves.Recall(container):
+                    self.containers.recover(container, broken=True)
+                    return moves.Home(container)
+        except MillpondError as error:
+            return switches.Failed(container, error)
+        except OSError as error:
+            return switches.Failed(container, self._memory.not_written(error))
+        return switches.Obeyed(container, Term(0))
+
+    def _ask(self, container: int, message: Call[Any]) -> Term:
+        """Asks the incarnation that serves now, and does not wait for another; which it was."""
+        live = self.containers.live.get(container)
+        if live is None:
+            raise Unavailable(f"container {container} is not up", address="")
+        live.connection.call(message)
+        return live.term
+
+    def _enter_switch(self, switch: Switch, effect: switches.Enter) -> None:
+        with self._memory.lock:
+            record, members = self._memory.record, self.containers.members
+            for container, (term, slices) in effect.targets.items():
+                if not members.serves(container, term):
+                    raise Unavailable(f"container {container} was restarted", address="")
+                if any(record.owners[number] != effect.source for number in slices):
+                    raise Unavailable("the slices went elsewhere", address="")
+                record = placement.handed_to(record, container, directory_name(term, container), slices)
+                record = placement.without_backups(record, [backup_directory_name(term, container)], slices)
+            if effect.demoted is not None:
+                if not members.serves(effect.source, effect.demoted):
+                    raise Unavailable(f"container {effect.source} was restarted", address="")
+                moved = [number for _, slices in effect.targets.values() for number in slices]
+                directory = backup_directory_name(effect.demoted, effect.source)
+                record = placement.backed_up_in(record, directory, moved)
+            elif switch.live or members.serves(effect.source, members.term_of(effect.source)):
+                raise Unavailable(f"container {effect.source} serves", address="")
+            self._memory.write(record)
 
     def place(self, owners: Sequence[int]) -> None:
         """Gives slices to those owners. The caller sees to it that no epoch is on its way."""
@@ -97,6 +203,13 @@ class Slices:
                 self._drive(move)
                 if move.error is not None and move.astray:
                     raise move.error
+        for switch in list(self._switches):
+            switch.go_home()
+            while effects := switch.effects():
+                for event in self._runtime.map(partial(self._switch, switch), effects):
+                    switch.on(event)
+            if not switch.astray:
+                self._switches.remove(switch)
 
     def _drive(self, move: Move) -> None:
         while effects := move.effects():
@@ -132,7 +245,7 @@ class Slices:
         directories = placement.directories_of(record, slices)
         try:
             term, _ = self.containers.ask_incarnation(
-                container, Adopt(self.order(), dict(directories), record.decided())
+                container, Adopt(self.order(), dict(directories), record.decided(), epochs=_epochs(record))
             )
         except CorruptFile as error:
             now = self._memory.record
@@ -147,6 +260,8 @@ class Slices:
             before = self._memory.record
             after = [container if n in slices else owner for n, owner in enumerate(before.owners)]
             record = placement.placed(before, after)
+            # Who serves a slice holds no backup of it.
+            record = placement.without_backups(record, [backup_directory_name(term, container)], slices)
             self._memory.write(placement.kept_in(record, directory_name(term, container), slices))
 
     def locate(self, root: str) -> Placement:
@@ -164,6 +279,19 @@ class Slices:
                 for c, each in sorted(live.items())
             ],
         )
+
+
+def _epochs(record: PondRecord) -> dict[str, int]:
+    return {name: resident.epochs for name, resident in record.residents.items()}
+
+
+def _earlier_backups(record: PondRecord, container: int, term: Term) -> list[str]:
+    """What earlier incarnations of a container held: nobody sends them anything any more."""
+    return [
+        name
+        for name in record.backups
+        if incarnation_of(name)[0] == container and incarnation_of(name)[1] < term
+    ]
 
 
 def _births(record: PondRecord) -> dict[str, int]:

@@ -6,15 +6,26 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from millpond.container.layout import CONTAINERS, MANIFEST, SNAPSHOTS, directory_name, is_directory, term_of
+from millpond.container.layout import (
+    BACKUPS,
+    CONTAINERS,
+    MANIFEST,
+    SNAPSHOTS,
+    backup_directory_name,
+    directory_name,
+    is_directory,
+    slice_of_snapshot,
+    term_of,
+    term_of_snapshot,
+)
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.slices import Slices
 from millpond.durable.files import Files, remove_tree
 from millpond.errors import Unavailable
 from millpond.runtime import Runtime
-from millpond.wire.base import SliceId
-from millpond.wire.house import ContainerStatus, Release
+from millpond.wire.base import ResidentId, SliceId, Term
+from millpond.wire.house import ContainerStatus, ListSnapshots, Release
 
 TIDY_S = 2.0
 WAITING = "waiting"
@@ -55,19 +66,20 @@ class Tidying:
         reports = [containers.ask(container, ContainerStatus()) for container in live]
         needed = {name for report in reports for name in report.needs}
         own = {directory_name(each.term, container) for container, each in live.items()}
-        base = os.path.join(self._root, CONTAINERS)
-        for name in self._files.list(base):
-            kept = name in needed | own | set(record.directories)
-            # A later term is of a container that is coming up.
-            if is_directory(name) and not kept and term_of(name) <= record.term:
-                self._remove_directory(os.path.join(base, name))
+        own |= {backup_directory_name(each.term, container) for container, each in live.items()}
+        for base in (os.path.join(self._root, CONTAINERS), os.path.join(self._root, BACKUPS)):
+            for name in self._files.list(base):
+                kept = name in needed | own | set(record.directories) | set(record.backups)
+                # A later term is of a container that is coming up.
+                if is_directory(name) and not kept and term_of(name) <= record.term:
+                    self._remove_directory(os.path.join(base, name))
         self._tidy_waiting()
         for container, each in live.items():
             gone = [SliceId(n) for n, owner in enumerate(record.owners) if owner != container]
             if directory_name(each.term, container) not in needed and gone:
                 containers.ask(container, Release(self._slices.order(), gone, gone=True))
-        self._tidy_snapshots()
-        return not needed and not set(record.directories) - own
+        self._tidy_snapshots(record, {each.term for each in live.values()})
+        return not needed and not (set(record.directories) | set(record.backups)) - own
 
     def _tidy_waiting(self) -> None:
         """Removes rows that wait for queries which nobody knows any more."""
@@ -84,15 +96,33 @@ class Tidying:
             if parts not in known:
                 remove_tree(self._files, os.path.join(base, *parts))
 
-    def _tidy_snapshots(self) -> None:
-        """Removes those of residents that were forgotten."""
+    def _tidy_snapshots(self, record: PondRecord, terms: set[Term]) -> None:
+        """Removes those of residents that were forgotten, and those that no slice rests on any more."""
         base = os.path.join(self._root, SNAPSHOTS)
         every = self._files.list(base)
         # Only now: a resident is in the journal before it has files.
         known = {resident.resident.id for resident in self._memory.record.residents.values()}
+        containers = self._slices.containers
         for name in every:
             if name not in known:
                 remove_tree(self._files, os.path.join(base, name))
+                continue
+            old = [
+                file
+                for file in self._files.list(os.path.join(base, name))
+                if slice_of_snapshot(file) is not None
+                # Those of who serves are its own to remove, those of a later term of one that comes up.
+                and term_of_snapshot(file) not in terms
+                and term_of_snapshot(file) <= record.term
+            ]
+            if old:
+                named = {
+                    file
+                    for container in list(containers.live)
+                    for file in containers.ask(container, ListSnapshots(ResidentId(name))).names
+                }
+                for file in set(old) - named:
+                    self._files.remove(os.path.join(base, name, file))
 
     def _remove_directory(self, directory: str) -> None:
         # Without its manifest a directory is nothing: a crash half-way leaves no half log.

@@ -228,7 +228,9 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
         queries=queries,
         ended=ended,
     )
-    resident = replace(resident, time_kind=resident.time_kind or message.time_kind)
+    resident = replace(
+        resident, time_kind=resident.time_kind or message.time_kind, epochs=resident.epochs + 1
+    )
     after = with_updater(pond, resident, message.updater, updater)
     return after, EpochCommitted(message.turn, record.rows, late, updater.watermark, replayed=False)
 

@@ -23,7 +23,7 @@ LONG_CALL_S = 3600.0
 
 _NAME = r"[a-z0-9_]{1,64}"
 _QUERY = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-_DIRECTORY = r"t[0-9]{8}-c[0-9]{4}"
+_DIRECTORY = r"t[0-9]{8}-c[0-9]{4}b?"
 # `\Z`, not `$`: a name does not end in a line break either.
 NAME_PATTERN = rf"^{_NAME}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
@@ -44,7 +44,7 @@ ResidentId = NewType("ResidentId", str)
 IdOnDisk = Annotated[ResidentId, msgspec.Meta(pattern=rf"^{_NAME}\.[0-9]{{1,19}}\Z")]
 """The same, held to its form: it becomes part of a path."""
 Directory = Annotated[str, msgspec.Meta(pattern=rf"^{_DIRECTORY}\Z")]
-"""That of one incarnation of a container."""
+"""That of one incarnation of a container; with a `b`, that of the slices which it holds as a backup."""
 DirectoryOrNone = Annotated[str, msgspec.Meta(pattern=rf"^({_DIRECTORY})?\Z")]
 ListToken = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,32}\Z")]
 """Names a list of waiting rows; empty where none wait."""

@@ -8,6 +8,7 @@ import msgspec
 
 from millpond.errors import BadMessage
 from millpond.times import Progress
+from millpond.wire.backups import Backup
 from millpond.wire.base import (
     LONG_CALL_S,
     Call,
@@ -71,6 +72,10 @@ class Prepare(Call[Prepared], frozen=True, tag=True):
     ballot: Count
     attempts: dict[int, int]
     work: Work
+    backups: list[Backup] = msgspec.field(default_factory=list)
+    """Who must hold it, too, before it is prepared."""
+    decided: dict[Writer, Turn] = msgspec.field(default_factory=dict)
+    """The newest decided turns of the resident's writers."""
 
 
 class Discard(Call[Done], frozen=True, tag=True):
@@ -81,7 +86,7 @@ class Discard(Call[Done], frozen=True, tag=True):
 
 
 class Apply(Call[Done], frozen=True, tag=True):
-    """Make a prepared epoch visible; it has been decided."""
+    """Make a prepared epoch visible; it has been decided, as that number of the resident's epochs."""
 
     seconds: ClassVar[float] = LONG_CALL_S
 
@@ -89,6 +94,7 @@ class Apply(Call[Done], frozen=True, tag=True):
     writer: Writer
     turn: Turn
     ballot: Count
+    number: Count
 
 
 # Anyone to coordinator

@@ -55,6 +55,8 @@ class Adopt(Call[Done], frozen=True, tag=True):
     slices: dict[SliceId, DirectoryOrNone]
     decided: dict[Name, dict[Writer, Turn]]
     careful: Term = Term(0)
+    epochs: dict[Name, Count] = msgspec.field(default_factory=dict)
+    """How many each resident has."""
 
 
 class Confirm(Call[Done], frozen=True, tag=True):
@@ -137,6 +139,16 @@ class ContainerReport(Message, frozen=True, tag=True):
 
 class ContainerStatus(Call[ContainerReport], frozen=True, tag=True):
     pass
+
+
+class SnapshotList(Message, frozen=True, tag=True):
+    names: list[str]
+
+
+class ListSnapshots(Call[SnapshotList], frozen=True, tag=True):
+    """The names of the snapshots of a resident that slices here rest on, if other incarnations wrote them."""
+
+    resident: IdOnDisk
 
 
 # Anyone to coordinator

@@ -23,6 +23,8 @@ class Resident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     born: Count
     fetch_progress: Progress
     final_below: Progress
+    epochs: Count = 0
+    """How many of its epochs whoever recovers it has, all of them decided."""
 
     @property
     def id(self) -> ResidentId:

@@ -5,6 +5,7 @@ A kind is a module of this package: a `Holding`, which also says how one is open
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -103,6 +104,9 @@ class CheckedRows(NamedTuple):
 
     def cut(self, slices: Iterable[SliceId]) -> CheckedRows:
         """The rows of these slices alone."""
+        slices = list(slices)
+        if int(self.counts[slices].sum(dtype=np.int64)) == self.batch.num_rows:
+            return CheckedRows(self.batch, self.counts)
         chosen = np.zeros(len(self.counts), np.bool_)
         chosen[list(slices)] = True
         starts = np.concatenate(([0], np.cumsum(self.counts, dtype=np.int64)))
@@ -225,6 +229,8 @@ class Holding(ABC, Generic[_S]):
         self.means = means
         self.slices: dict[SliceId, HeldSlice[_S]] = {}
         self.broken: Exception | None = None
+        self.epochs = resident.epochs
+        """How many of the resident's epochs are visible here, of all that were decided."""
 
     @property
     def spec(self) -> Spec:
@@ -347,6 +353,11 @@ class Holding(ABC, Generic[_S]):
 
     def advance(self, fetch_progress: Progress, final_below: Progress) -> None:
         """F and the time below which no update comes any more. Neither falls."""
+
+    @property
+    def progress(self) -> tuple[Progress, Progress]:
+        """F, and the time below which no update comes any more, as far as is known here."""
+        return -math.inf, -math.inf
 
     def sweep(self, number: SliceId, budget: int) -> bool:
         """A bounded piece of upkeep of a slice. True when there is nothing left to do."""

@@ -83,6 +83,10 @@ class StateHolding(KeyedHolding[VersionedSlice]):
         self.final_below = max(self.final_below, final_below)
 
     @property
+    def progress(self) -> tuple[Progress, Progress]:
+        return self.fetch_progress, self.final_below
+
+    @property
     def keep_from(self) -> int | None:
         """The time from which every version is kept; None while nothing may be compacted.
 

@@ -15,6 +15,7 @@ from millpond.container.service import ContainerService
 from millpond.coordinator.hosting import Host
 from millpond.coordinator.service import CoordinatorService
 from millpond.errors import (
+    BackupLost,
     CodeFailed,
     ContainerFailed,
     CorruptFile,
@@ -27,6 +28,7 @@ from millpond.errors import (
 from millpond.pond.pond import Pond
 from millpond.testing.simulation.faults import Faults
 from millpond.testing.simulation.scheduler import Died, Process
+from millpond.wire.base import SliceId
 
 if TYPE_CHECKING:
     from millpond.testing.simulation.kernel import Simulation
@@ -52,7 +54,8 @@ def is_weather(error: Exception) -> bool:
     if isinstance(error, MillpondError):
         # The bare class is what a handler sends of an error that is not the pond's own: a full disk, no memory.
         return type(error) is MillpondError or isinstance(
-            error, Unavailable | Moved | StageLost | WriteFailed | ContainerFailed | CodeFailed
+            error,
+            Unavailable | Moved | StageLost | WriteFailed | ContainerFailed | CodeFailed | BackupLost,
         )
     return isinstance(error, OSError | MemoryError)
 
@@ -134,6 +137,9 @@ class SimPond:
         self.upkeep_s = math.exp(chance.uniform(math.log(low), math.log(high)))
         self.containers = 0
         self.opened = 0
+        # Not from `chance`: what is drawn after it stays as it is without.
+        self.elastic = Random(f"elastic {sim.seed}")
+        self.backups = self.elastic.choice((0, 0, 0, 1, 1, 2))
 
     def supervise(self) -> None:
         """Opens the pond, and again whenever it has ended."""
@@ -161,7 +167,7 @@ class SimPond:
         sim.network.serve(driver, coordinator, ADDRESS)
         self.hosting = SimHosting(sim, driver, self.upkeep_s, coordinator.recover)
         try:
-            coordinator.start(self.hosting, self.containers, SLICES)
+            coordinator.start(self.hosting, self.containers, SLICES, self.backups)
         except Exception as error:
             if not is_weather(error):
                 raise
@@ -181,6 +187,9 @@ class SimPond:
     def _move(self) -> None:
         if self.coordinator is None:
             return
+        if self.elastic.random() < 0.7:
+            self._move_live()
+            return
         owners = [self.chance.randrange(self.containers) for _ in range(SLICES)]
         self.sim.scheduler.note(f"places slices {owners}")
         try:
@@ -191,6 +200,20 @@ class SimPond:
             self.sim.faults.fire("move failed", repr(error)[:80])
         else:
             self.sim.faults.fire("slices moved", str(owners))
+
+    def _move_live(self) -> None:
+        assert self.coordinator is not None
+        slices = [SliceId(n) for n in self.elastic.sample(range(SLICES), self.elastic.randint(1, SLICES))]
+        target = self.elastic.randrange(self.containers)
+        self.sim.scheduler.note(f"moves slices {slices} to {target}")
+        try:
+            self.coordinator.move(slices, target)
+        except Exception as error:
+            if not is_weather(error):
+                raise
+            self.sim.faults.fire("live move failed", repr(error)[:80])
+        else:
+            self.sim.faults.fire("slices moved live", f"{slices} to {target}")
 
     def checkpoint_soon(self, process: Process) -> None:
         """Upkeep comes to a container, of all moments, now."""

@@ -1,0 +1,224 @@
+"""The core of the slices that a container holds as a backup: it takes records, and applies those that were decided.
+
+Nobody asks it anything. A record is *kept* when it is durable, *settled* when a later one tells whether it was decided,
+and then applied, in the order in which epochs were prepared. A slice of which no copy has come yet lets its records wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from millpond.container.core import Core
+from millpond.container.holdings.base import HeldSlice, Means, Record
+from millpond.errors import BackupLost, StageLost
+from millpond.times import Progress
+from millpond.wire.backups import BackUp
+from millpond.wire.base import ResidentId, SliceId, Term, Turn
+
+Decided = Mapping[str, Turn]
+
+
+class Kept:
+    """A record that is durable as number `seq`, and the slices that it is still to be applied to."""
+
+    def __init__(self, seq: int, owner: int, record: Record, slices: Collection[SliceId]) -> None:
+        self.seq = seq
+        self.owner = owner
+        self.record = record
+        self.left = set(slices)
+        self.decided = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(part.batch.nbytes) for part in self.record.parts)
+
+
+class BackupCore(Core):
+    """`owned` are the slices that are held here for others."""
+
+    def __init__(self, container: int, term: Term, pond_slices: int, means: Means | None = None) -> None:
+        super().__init__(container, term, pond_slices, means)
+        self._kept: dict[str, list[Kept]] = {}
+        self._writing: set[int] = set()
+        self._uncopied: set[tuple[ResidentId, SliceId]] = set()
+        # F and U of each resident as of a ballot: they hold here once all that came before it is applied.
+        self._progress: dict[str, tuple[int, Progress, Progress]] = {}
+
+    # Records in
+
+    def accept(self, message: BackUp) -> bool:
+        """Whether its record is new. It is refused if it comes too late, or for slices that are not held here."""
+        with self._lock:
+            holding = self.holdings.get(message.resident)
+            if (
+                holding is None
+                or holding.broken is not None
+                or message.term != self.term
+                or not self.owned.issuperset(message.slices)
+            ):
+                raise BackupLost(
+                    f"container {self.container} does not hold these slices of {message.resident!r} as a backup",
+                    container=self.container,
+                    term=self.term,
+                )
+            if message.ballot < self._ballots.get(message.resident, 0):
+                raise StageLost(f"epoch {message.turn} was backed up too late", container=self.container)
+            self._ballots[message.resident] = message.ballot
+            self._progress[message.resident] = (message.ballot, message.fetch_progress, message.final_below)
+            self.settle(message.resident, message.decided, below=message.ballot)
+            return not any(
+                (kept.record.ballot, kept.owner) == (message.ballot, message.owner)
+                for kept in self._kept.get(message.resident, ())
+            )
+
+    def number(self, resident: str) -> int:
+        with self._lock:
+            self._writing.add(self.seq + 1)
+            return self.seq + 1
+
+    def keep(self, seq: int, message: BackUp, record: Record) -> None:
+        """The record is durable under that number."""
+        with self._lock:
+            self._writing.discard(seq)
+            kept = self._kept.setdefault(message.resident, [])
+            kept.append(Kept(seq, message.owner, record, self.owned.intersection(message.slices)))
+            # Those of one ballot are for different slices: among them there is no order.
+            kept.sort(key=lambda one: (one.record.ballot, one.seq))
+
+    def not_kept(self) -> None:
+        """A record could not be written; its number is the next one's."""
+        with self._lock:
+            self._writing.discard(self.seq + 1)
+
+    def settle(self, resident: str, decided: Decided, below: int | None = None) -> None:
+        """What was decided is to be applied. What was not, under a ballot below that, never will be."""
+        with self._lock:
+            left = []
+            for kept in self._kept.get(resident, ()):
+                newest = decided.get(kept.record.writer)
+                kept.decided |= newest is not None and kept.record.turn <= newest
+                if not kept.decided and below is not None and kept.record.ballot < below:
+                    self.void.add(kept.seq)
+                else:
+                    left.append(kept)
+            self._kept[resident] = left
+
+    # Slices
+
+    def enlist(self, slices: Collection[SliceId]) -> None:
+        """Records for these slices are taken from now on; a copy of what was before is still to come."""
+        with self._lock:
+            new = set(slices) - self.owned
+            self.install({number: {} for number in new})
+            for holding in self.holdings.values():
+                self._uncopied |= {(holding.resident.id, number) for number in holding.places(new)}
+
+    def await_copies(self, residents: Collection[ResidentId], slices: Collection[SliceId]) -> None:
+        """Of these a copy is to come: until then nothing is applied."""
+        with self._lock:
+            for holding in self.holdings.values():
+                if holding.resident.id in residents:
+                    self._uncopied |= {
+                        (holding.resident.id, number) for number in holding.places(self.owned & set(slices))
+                    }
+
+    def copied(self, resident_id: ResidentId, number: SliceId, held: HeldSlice[Any]) -> None:
+        """The copy has come. What it has seen is not applied again."""
+        with self._lock:
+            holding = next((h for h in self.holdings.values() if h.resident.id == resident_id), None)
+            if holding is not None and number in holding.slices:
+                held.dirty = True
+                holding.slices = {**holding.slices, number: held}
+            self._uncopied.discard((resident_id, number))
+
+    def take_in(self, slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]]) -> None:
+        """Slices that are whole, as their owner held them."""
+        with self._lock:
+            self.install(slices)
+            self._uncopied = {(rid, number) for rid, number in self._uncopied if number not in slices}
+
+    def release(self, slices: Collection[SliceId]) -> dict[SliceId, dict[str, HeldSlice[Any]]]:
+        with self._lock:
+            released = super().release(slices)
+            self._uncopied = {(rid, number) for rid, number in self._uncopied if number not in released}
+            for records in self._kept.values():
+                for kept in records:
+                    kept.left.difference_update(released)
+            if not self.owned:
+                for holding in self.holdings.values():
+                    holding.broken = None
+            return released
+
+    def missing(self, slices: Collection[SliceId], decided: Mapping[str, Decided]) -> str:
+        """What these slices lack of what was decided, applied or kept to be; empty if nothing."""
+        with self._lock:
+            for name, holding in self.holdings.items():
+                if holding.broken is not None:
+                    return f"{name!r} is broken"
+                for number in holding.places(slices):
+                    held = holding.slices.get(number)
+                    if held is None or (holding.resident.id, number) in self._uncopied:
+                        return f"slice {number} of {name!r} was not copied"
+                    for writer, turn in decided.get(name, {}).items():
+                        if not held.has_seen(writer, turn):
+                            return f"slice {number} of {name!r} has not epoch {turn} of {writer}"
+        return ""
+
+    # Upkeep
+
+    def lag(self, slices: Collection[SliceId]) -> tuple[int, int]:
+        """Records that are to be applied to these slices, and their bytes."""
+        with self._lock:
+            waiting = [
+                kept
+                for records in self._kept.values()
+                for kept in records
+                if kept.decided and kept.left.intersection(slices)
+            ]
+            return len(waiting), sum(kept.nbytes for kept in waiting)
+
+    @property
+    def kept_bytes(self) -> int:
+        with self._lock:
+            return sum(kept.nbytes for records in self._kept.values() for kept in records)
+
+    def next_decided(self, resident: str) -> tuple[Kept, dict[SliceId, HeldSlice[Any]]] | None:
+        """The first record that is decided and can be applied to some of its slices; and these."""
+        with self._lock:
+            holding = self.holdings.get(resident)
+            records = self._kept.get(resident, [])
+            if holding is None:
+                self.void |= {kept.seq for kept in records}
+                self._kept.pop(resident, None)
+                return None
+            self._kept[resident] = records = [kept for kept in records if kept.left or not kept.decided]
+            blocked: set[SliceId] = set()
+            for kept in records:
+                ready = {
+                    number: holding.slices[number]
+                    for number in sorted(kept.left - blocked)
+                    if number in holding.slices and (holding.resident.id, number) not in self._uncopied
+                }
+                if kept.decided and ready:
+                    return kept, ready
+                blocked |= kept.left
+            ballot, *progress = self._progress.get(resident, (0, -math.inf, -math.inf))
+            if all(kept.record.ballot >= ballot for kept in records):
+                holding.advance(*progress)
+            return None
+
+    def applied(self, kept: Kept, slices: Collection[SliceId]) -> None:
+        with self._lock:
+            kept.left.difference_update(slices)
+
+    @property
+    def residents_kept(self) -> list[str]:
+        """Those of which there are records."""
+        with self._lock:
+            return list(self._kept)
+
+    def unfinished(self) -> list[int]:
+        kept = (kept.seq for records in self._kept.values() for kept in records if kept.left)
+        return [*kept, *self._writing]

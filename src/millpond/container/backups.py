@@ -1,0 +1,254 @@
+"""Slices that a container holds for others: their records, their copies, and how they change roles."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+
+from millpond.container.backup_core import BackupCore, Decided
+from millpond.container.checkpoints import Checkpoints
+from millpond.container.core import broken
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Record
+from millpond.container.layout import Ground, LogSpan
+from millpond.container.log import Log
+from millpond.errors import BackupLost, BadMessage, UnknownResident
+from millpond.runtime import Locks, Runtime
+from millpond.stores.outputs import in_batches
+from millpond.wire.backups import BackUp, Copy, ReadHeld
+from millpond.wire.base import SliceId, Turn
+from millpond.wire.connection import Connection, Dialer, SlicedBatch
+
+_VECTOR = b"vector"
+KEPT_BYTES_MAX = 256 << 20
+"""Records that wait to be applied, before whoever sends the next one does it first."""
+
+
+class Backups:
+    """What a container holds as a backup: a core, a log and a manifest of their own, apart from those that it serves by."""
+
+    def __init__(
+        self, core: BackupCore, log: Log, checkpoints: Checkpoints, runtime: Runtime, dial: Dialer | None
+    ) -> None:
+        self.core = core
+        self.log = log
+        self.checkpoints = checkpoints
+        self._runtime = runtime
+        self._dial = dial
+        # Of one owner and resident, one record at a time; those of a resident are applied by one hand.
+        self._keeping: Locks[tuple[str, int]] = Locks(runtime)
+        self._applying: Locks[str] = Locks(runtime)
+
+    # Records in
+
+    def keep(self, message: BackUp, batches: Iterator[SlicedBatch]) -> None:
+        """On return the record is durable here."""
+        rows = list(batches)
+        with self._keeping[message.resident, message.owner]:
+            if not self.core.accept(message):
+                return
+            holding = self.core.holding(message.resident)
+            record = _record(message, holding, rows)
+            try:
+                seq = self.log.append(record, holding, message.slices)
+            except BaseException:
+                self.core.not_kept()
+                raise
+            self.core.keep(seq, message, record)
+        if self.core.kept_bytes > KEPT_BYTES_MAX:
+            self.catch_up(message.resident)
+
+    def catch_up(self, resident: str) -> None:
+        """Applies what was decided, as far as it can be."""
+        with self._applying[resident]:
+            while (following := self.core.next_decided(resident)) is not None:
+                kept, slices = following
+                holding = self.core.holding(resident)
+                try:
+                    holding.replay(kept.record, slices)
+                except UnknownResident:
+                    return
+                except Exception as error:  # noqa: BLE001 - whatever it is: this backup is of no use any more
+                    holding.broken = broken(resident, f"epoch {kept.record.turn} of a backup", error)
+                    return
+                self.core.applied(kept, slices)
+
+    def maintain(self) -> bool:
+        """One piece of upkeep; True when there was nothing to do."""
+        idle = True
+        for resident in self.core.residents_kept:
+            idle &= self.core.next_decided(resident) is None
+            self.catch_up(resident)
+        if self.core.owned and self.checkpoints.is_due():
+            self.checkpoints.checkpoint()
+        return idle
+
+    # Slices that come as copies
+
+    def enlist(self, slices: Collection[SliceId]) -> None:
+        with self.checkpoints.lock:
+            new = set(slices) - self.core.owned
+            self.log.make_room()
+            self.core.enlist(new)
+            self.checkpoints.add({number: Ground() for number in sorted(new)})
+            self.checkpoints.confirm(new)
+
+    def copy(self, message: Copy) -> None:
+        """Takes what there was before from the container that serves the slices."""
+        assert self._dial is not None
+        if not self.core.owned.issuperset(message.slices):
+            raise BackupLost(
+                f"container {self.core.container} was not enlisted for these slices",
+                container=self.core.container,
+                term=self.core.term,
+            )
+        self.core.await_copies(message.residents, message.slices)
+        source = self._dial(message.address)
+        try:
+            for holding in list(self.core.holdings.values()):
+                if holding.resident.id in message.residents:
+                    for number in holding.places(message.slices):
+                        self._copy_slice(source, holding, number)
+        finally:
+            source.close()
+        self.checkpoints.checkpoint()
+        self._check_durable(message.slices)
+
+    def _copy_slice(self, source: Connection, holding: Holding[Any], number: SliceId) -> None:
+        try:
+            rows = source.read(ReadHeld(holding.name, number))
+        except UnknownResident:
+            # It was forgotten meanwhile; this container hears of it, too.
+            return
+        vector = _vector_in(rows.schema)
+        held = holding.new_slice()
+        rows = rows.replace_schema_metadata(None).combine_chunks()
+        if len(rows):
+            held.store.load(rows.to_batches()[0])
+        held.vector = vector
+        self.core.copied(holding.resident.id, number, held)
+
+    def _check_durable(self, slices: Collection[SliceId]) -> None:
+        """A slice that could not be snapshotted rests on records that are not all here."""
+        for holding in list(self.core.holdings.values()):
+            for number in holding.places(slices):
+                held = holding.slices.get(number)
+                if held is not None and held.snapshot is None and (held.vector or held.dirty):
+                    raise BackupLost(
+                        f"slice {number} of {holding.name!r} could not be written down",
+                        container=self.core.container,
+                        term=self.core.term,
+                    )
+
+    # Slices that change roles. The caller holds the locks of both checkpoints.
+
+    def give_up(
+        self, slices: Sequence[SliceId], decided: Mapping[str, Decided]
+    ) -> tuple[dict[SliceId, dict[str, HeldSlice[Any]]], dict[SliceId, Ground]]:
+        """Slices that are held here, to be served: all that was decided is in them. And what they rest on.
+
+        BackupLost if something is missing: then nothing has changed.
+        """
+        if not self.core.owned.issuperset(slices):
+            raise self._not_whole("they are not held here")
+        for resident in list(self.core.holdings):
+            self.core.settle(resident, decided.get(resident, {}))
+            self.catch_up(resident)
+        missing = self.core.missing(slices, decided)
+        if missing:
+            raise self._not_whole(missing)
+        grounds = {number: closed(self.checkpoints.grounds[number], self.log) for number in slices}
+        released = self.core.release(slices)
+        self.checkpoints.release(set(slices), gone=False)
+        for number in slices:
+            for name, held in released[number].items():
+                held.vector = dict(decided.get(name, {}))
+                # What it rests on is a backup's, which goes.
+                held.dirty = True
+        return released, grounds
+
+    def take_in(
+        self, slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]], grounds: Mapping[SliceId, Ground]
+    ) -> None:
+        """Slices that were served here until now, and what they rest on."""
+        for held in (held for residents in slices.values() for held in residents.values()):
+            held.dirty = True
+        self.log.make_room()
+        self.checkpoints.add(grounds)
+        self.core.take_in(slices)
+
+    def dismiss(self, slices: Collection[SliceId], needed: Collection[str]) -> None:
+        """They are held no more. What they rest on stays while it is among the directories that are `needed`."""
+        with self.checkpoints.lock:
+            self.core.release(slices)
+            self.checkpoints.release(set(slices), gone=self.log.directory not in needed)
+
+    def let_go(self, needed: Collection[str]) -> None:
+        """What slices rested on that are not held any more goes, once nobody needs it."""
+        with self.checkpoints.lock:
+            gone = set(self.checkpoints.grounds) - self.core.owned
+            if gone and self.log.directory not in needed:
+                self.checkpoints.release(gone, gone=True)
+
+    def _not_whole(self, what: str) -> BackupLost:
+        return BackupLost(
+            f"container {self.core.container} cannot serve slices that it holds as a backup: {what}",
+            container=self.core.container,
+            term=self.core.term,
+        )
+
+
+def closed(ground: Ground, log: Log) -> Ground:
+    """What a slice rests on, once nothing more comes for it into that log."""
+
+    def close(span: LogSpan) -> LogSpan:
+        return log.closed(span) if span.directory == log.directory and span.last is None else span
+
+    return replace(
+        ground,
+        logs=[close(span) for span in ground.logs],
+        behind={resident_id: [close(span) for span in spans] for resident_id, spans in ground.behind.items()},
+    )
+
+
+def read_held(holding: Holding[Any], number: SliceId) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """What a slice holds, as decided epochs left it, and in the schema's metadata where its writers stand."""
+    held = holding.held(number)
+    with held.lock:
+        copy = held.decided_copy()
+        vector = dict(held.vector)
+    rows = copy.export()
+    schema = rows.schema.with_metadata({_VECTOR: msgspec.json.encode(vector)})
+    return schema, (batch.replace_schema_metadata(schema.metadata) for batch in in_batches(_table(rows)))
+
+
+def _table(rows: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([rows])
+
+
+def _vector_in(schema: pa.Schema) -> dict[str, Turn]:
+    try:
+        return msgspec.json.decode((schema.metadata or {}).get(_VECTOR, b""), type=dict[str, Turn])
+    except msgspec.DecodeError:
+        raise BadMessage("a copy of a slice does not tell where its writers stand") from None
+
+
+def _record(message: BackUp, holding: Holding[Any], rows: Sequence[SlicedBatch]) -> Record:
+    """The rows as the owner checked them, held to the slices that they are for."""
+    holding.check_work(message.work)
+    others = np.ones(holding.pond_slices, np.bool_)
+    others[message.slices] = False
+    for batch, counts in rows:
+        if len(counts) != holding.pond_slices or counts[others].any():
+            raise BadMessage("a record brings rows for slices that it is not about")
+        wanted = holding.schema_of(batch.schema.names, message.work)
+        if not batch.schema.equals(wanted):
+            raise BadMessage(f"a record for {message.resident} has other columns")
+    parts = [CheckedRows(batch, counts) for batch, counts in rows]
+    return Record(
+        message.resident, message.writer, message.turn, message.ballot, message.digest, message.work, parts
+    )
