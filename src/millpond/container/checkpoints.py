@@ -118,7 +118,8 @@ class Checkpoints:
             seen = ground.vectors.get(resident_id, {})
             left = {writer: turn for writer, turn in seen.items() if writer not in writers}
             grounds[number] = replace(ground, vectors={**ground.vectors, resident_id: left})
-        self._write_manifest(grounds)
+        if grounds:
+            self._write_manifest(grounds)
 
     def files(self, resident_id: ResidentId) -> set[str]:
         """The snapshots of a resident that slices here rest on."""
