@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -53,11 +53,18 @@ class ThreadRunner:
     """Shares items out to the container's threads; the caller's own is one of them."""
 
     def __init__(self, threads: int) -> None:
-        self._helpers = threads - 1
-        self._pool = ThreadPoolExecutor(max(1, self._helpers), "millpond-slices")
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(max(1, threads - 1), "millpond-slices")
+
+    def resize(self, threads: int) -> None:
+        before, self._pool = self._pool, ThreadPoolExecutor(max(1, threads - 1), "millpond-slices")
+        self.threads = threads
+        before.shutdown(wait=False)
+        pa.set_cpu_count(threads)
 
     def __call__(self, work: Callable[[Any], None], items: Sequence[Any], rows: int) -> None:
-        if self._helpers == 0 or rows < PARALLEL_ROWS_MIN or len(items) < 2:
+        helpers, pool = self.threads - 1, self._pool
+        if helpers == 0 or rows < PARALLEL_ROWS_MIN or len(items) < 2:
             for item in items:
                 work(item)
             return
@@ -76,7 +83,7 @@ class ThreadRunner:
             for item in take():
                 work(item)
 
-        futures = [self._pool.submit(shared(drain)) for _ in range(self._helpers)]
+        futures = _submitted(pool, shared(drain), helpers)
         try:
             drain()
         finally:
@@ -84,6 +91,13 @@ class ThreadRunner:
                 # One that has not begun has nothing left to do.
                 if not future.cancel():
                     future.result()
+
+
+def _submitted(pool: ThreadPoolExecutor, work: Callable[[], None], times: int) -> list[Future[None]]:
+    """The work as often, unless the pool has just been replaced: whoever asks does it all."""
+    with suppress(RuntimeError):
+        return [pool.submit(work) for _ in range(times)]
+    return []
 
 
 def main(
@@ -111,7 +125,7 @@ def main(
         token = private.read_text(os.path.join(root, "token")).strip()
         limits = Guard(code_seconds) if trust == "all" else NoCode()
         for_rows = max(memory - OWN_BYTES, memory // 4)
-        means = Means(ThreadRunner(threads), threads, limits, memory=for_rows)
+        means = Means(ThreadRunner(threads), limits, memory=for_rows)
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))
         server = FlightService(service, token, SocketDirectory(sockets), container_name(container))
     except (MillpondError, OSError) as error:

@@ -56,6 +56,7 @@ from millpond.wire.house import (
     Release,
     SnapshotList,
 )
+from millpond.wire.moves import SetThreads
 
 SWEEP_ENTRIES = 4096
 # Connections to other containers that are kept; of those that ended, too, until there are more.
@@ -124,6 +125,8 @@ class ContainerService:
                 return self._report()
             case AskLag(slices):
                 return Lag(*self.backups.core.lag(slices))
+            case SetThreads(threads):
+                self._means.run.resize(threads)
             case ListSnapshots(resident):
                 return SnapshotList(self._snapshots_of_others(resident))
             case (
@@ -240,6 +243,8 @@ class ContainerService:
             if self._core.term == message.term:
                 return
             raise BadMessage(f"this is container {self._core.container} in term {self._core.term} already")
+        if message.threads:
+            self._means.run.resize(message.threads)
         core = Core(message.container, message.term, message.pond_slices, self._means)
         directory = directory_name(message.term, message.container)
         lock, numbers = self._runtime.lock, count(1)

@@ -66,6 +66,26 @@ class Membership:
         self.members.join(ids)
         self._runtime.map(self._bring_up, list(ids))
 
+    def add(self, ids: Sequence[int]) -> None:
+        """More containers, with no slices yet; raises what hinders one, and then none of them is there."""
+        self.members.join(ids)
+        try:
+            self._runtime.map(self._bring_up, list(ids))
+        except BaseException:
+            for container in ids:
+                self.remove(container)
+            raise
+
+    def remove(self, container: int) -> None:
+        """Ends a container that has no slices any more, for good."""
+        assert self._hosting is not None
+        with self._starting[container]:
+            self.members.leave(container)
+            live = self.live.pop(container, None)
+            if live is not None:
+                live.connection.close()
+            self._hosting.stop_one(container)
+
     def close(self) -> None:
         self._closing = True
         if self._hosting is not None:
@@ -182,6 +202,8 @@ class Membership:
         assert self._hosting is not None
         # Before the term goes on: what the incarnation before prepared is decided until then, or never.
         self.members.ended(container)
+        if container not in self.members.members:
+            return
         old = self.live.pop(container, None)
         if old is not None:
             old.connection.close()

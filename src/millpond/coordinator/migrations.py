@@ -18,6 +18,7 @@ from millpond.errors import MillpondError, Unavailable
 from millpond.runtime import Lock, Runtime
 from millpond.wire.backups import AskLag, Copy, Dismiss, Enlist
 from millpond.wire.base import Call, SliceId, Term
+from millpond.wire.moves import Stage
 
 LAG_RECORDS_MAX = 2
 LAG_BYTES_MAX = 4 << 20
@@ -26,6 +27,17 @@ CATCH_UP_S_MAX = 60.0
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """How long epochs may be waited for before slices switch, while others wait: longer each time."""
 LOOK_S = 0.01
+COPIED_AT_ONCE = 8
+
+
+class Watch:
+    """Is told how far a move is; it may raise, and then the move is broken off."""
+
+    def reaches(self, stage: Stage) -> None:
+        pass
+
+    def copies(self, share: float) -> None:
+        pass
 
 
 class Migrations:
@@ -43,25 +55,47 @@ class Migrations:
         self.copied = 0
         self.switched = 0
         self.pause_s_last = 0.0
+        self.wanted = 0
+        """How many backups a slice should have."""
         self._memory = memory
         self._slices = slices
         self._containers = slices.containers
         self._commits = commits
         self._backing = backing
         self._placing = placing
+        self._replicating = runtime.lock()
         self._runtime = runtime
 
     # Copies
 
-    def copy(self, source: int, container: int, slices: Sequence[SliceId]) -> None:
+    def copy(
+        self, source: int, container: int, slices: Sequence[SliceId], watch: Watch | None = None
+    ) -> None:
         """On return the container holds a backup of the slices, which the source serves."""
         copying = Copying(source, container, slices)
         while effects := copying.effects():
             for effect in effects:
-                copying.on(self._copy(effect))
+                if isinstance(effect, copies.Copy):
+                    copying.on(self._copy_in_steps(effect, watch))
+                else:
+                    copying.on(self._copy(effect))
         if copying.error is not None:
             raise copying.error
         self.copied += len(slices)
+
+    def _copy_in_steps(self, effect: copies.Copy, watch: Watch | None) -> copies.Event:
+        """A few slices at a time, so that it can be told how far it is, and be broken off."""
+        event: copies.Event = copies.Failed(Unavailable("there is nothing to copy", address=""))
+        for start in range(0, len(effect.slices), COPIED_AT_ONCE):
+            try:
+                if watch is not None:
+                    watch.copies(start / len(effect.slices))
+            except MillpondError as error:
+                return copies.Failed(error)
+            event = self._copy(effect._replace(slices=effect.slices[start : start + COPIED_AT_ONCE]))
+            if isinstance(event, copies.Failed):
+                return event
+        return event
 
     def _copy(self, effect: copies.Effect) -> copies.Event:
         try:
@@ -112,15 +146,19 @@ class Migrations:
 
     # Moves
 
-    def move(self, source: int, target: int, slices: Sequence[SliceId]) -> None:
+    def move(self, source: int, target: int, slices: Sequence[SliceId], watch: Watch | None = None) -> None:
         """On return the target serves the slices, and the source holds a backup of them; or nothing has changed.
 
         The caller sees to it that the source serves them. Raises what hindered it.
         """
+        watch = watch or Watch()
         missing = [number for number in slices if target not in self._backing.holders(number)]
         if missing:
-            self.copy(source, target, missing)
+            watch.reaches("copying")
+            self.copy(source, target, missing, watch)
+        watch.reaches("catching up")
         self._catch_up(target, slices)
+        watch.reaches("switching")
         for limit_s in PAUSES_S:
             with self._slices.moving:
                 residents = self._concerned(slices)
@@ -168,10 +206,17 @@ class Migrations:
 
     # Backups that are wanted
 
-    def replicate(self, wanted: int) -> bool:
-        """One step: a copy that is missing is made, or what is too much is let go. False when there was nothing to do."""
+    def replicate(self, wanted: int, leaving: Collection[int] = ()) -> bool:
+        """One step: a copy that is missing is made, or what is too much is let go. False when there was nothing to do.
+
+        Those that are `leaving` hold none in the end.
+        """
+        with self._replicating:
+            return self._replicate(wanted, leaving)
+
+    def _replicate(self, wanted: int, leaving: Collection[int]) -> bool:
         record = self._memory.record
-        live = dict(self._containers.live)
+        live = {c: each for c, each in self._containers.live.items() if c not in leaving}
         held = {SliceId(number): self._backing.holders(SliceId(number)) for number in range(record.slices)}
         hosts = {container: each.host.host for container, each in live.items()}
         want = wanted_backups(record, live, hosts, wanted, held)
@@ -181,7 +226,7 @@ class Migrations:
             owner = record.owners[number]
             lacking = [container for container in containers if container not in held[number]]
             for container in lacking:
-                if owner in live:
+                if owner in self._containers.live:
                     missing.setdefault((owner, container), []).append(number)
             if not lacking:
                 for container in set(held[number]).difference(containers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -23,19 +24,33 @@ def opened(pond: PondRecord, containers: Sequence[int]) -> PondRecord:
     """
     if set(containers) == set(pond.owners):
         return pond
-    counts = Counter(pond.owners)
-    even, left = divmod(pond.slices, len(containers))
+    return placed(pond, evened(pond.owners, containers))
+
+
+def evened(
+    before: Sequence[int],
+    containers: Sequence[int],
+    held: Mapping[SliceId, Sequence[int]] = MappingProxyType({}),
+) -> list[int]:
+    """Owners that share the slices evenly. As few slices as it takes move, where it can be to who holds a backup."""
+    counts = Counter(before)
+    even, left = divmod(len(before), len(containers))
     # Who has more than an even share keeps one more, as long as there are some left over.
     fullest = sorted(containers, key=lambda container: -counts[container])
     room = {container: even + (place < left) for place, container in enumerate(fullest)}
     owners: list[int | None] = []
-    for owner in pond.owners:
+    for owner in before:
         keeps = room.get(owner, 0) > 0
         owners.append(owner if keeps else None)
         if keeps:
             room[owner] -= 1
+    for number in [number for number, owner in enumerate(owners) if owner is None]:
+        holder = next((c for c in held.get(SliceId(number), ()) if room.get(c, 0) > 0), None)
+        if holder is not None:
+            owners[number] = holder
+            room[holder] -= 1
     free = [container for container in containers for _ in range(room[container])]
-    return placed(pond, [free.pop(0) if owner is None else owner for owner in owners])
+    return [free.pop(0) if owner is None else owner for owner in owners]
 
 
 def placed(pond: PondRecord, owners: Sequence[int]) -> PondRecord:

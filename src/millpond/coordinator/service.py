@@ -15,6 +15,7 @@ from millpond.container.layout import CONTAINERS, MANIFEST, incarnations, term_o
 from millpond.coordinator import catalogue, fetches, placement, updates
 from millpond.coordinator.backing import Backing
 from millpond.coordinator.commits import Commits
+from millpond.coordinator.elasticity import Elasticity
 from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.latency import Latencies
@@ -27,7 +28,7 @@ from millpond.coordinator.tidying import Tidying
 from millpond.durable.files import Files
 from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Unavailable, not_trusted
 from millpond.runtime import Runtime, Serial
-from millpond.wire.base import Call, Done, Message, SliceId
+from millpond.wire.base import Call, Done, Message
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, HandedOver
 from millpond.wire.house import (
@@ -44,6 +45,7 @@ from millpond.wire.house import (
     Register,
     ResidentList,
 )
+from millpond.wire.moves import AskMoves, CancelMoves, Moves, MoveSlices, Scale, SetThreads
 from millpond.wire.questions import Answered, AskPending, AskProgress, Pin, Pinned, Report
 from millpond.wire.specs import Spec
 
@@ -82,7 +84,7 @@ class CoordinatorService:
         self._migrations = Migrations(
             self._memory, self._slices, self._commits, backing, self._placing, self._runtime
         )
-        self._backups = 0
+        self.elasticity = Elasticity(self._memory, self._slices, backing, self._migrations, self._runtime)
         self._replicating = self._runtime.lock()
         self._replicate_at_s = 0.0
         self._latencies = Latencies()
@@ -99,7 +101,7 @@ class CoordinatorService:
 
         Of each slice `backups` other containers hold one, if there are so many.
         """
-        self._backups = backups
+        self._migrations.wanted = backups
         record = self._memory.journal.load()
         slices = slices if record is None else record.slices
         # Before anything is written: a refusal must not fix the slices of a new pond.
@@ -152,6 +154,7 @@ class CoordinatorService:
 
     def close(self, checkpoint: bool = True) -> None:
         """Ends the containers; what they have in their logs is snapshotted first, so that the next start is quick."""
+        self.elasticity.close()
         if self._open and checkpoint:
             self._open = False
             self._commits.await_all_visible()
@@ -193,7 +196,7 @@ class CoordinatorService:
             self._commits.show_early()
             if self._tidying.is_due:
                 self._tidying.tidy()
-            if self._backups or self._record.backups:
+            if self._migrations.wanted or self._record.backups:
                 self._runtime.spawn(self._replicate, "millpond-replicate")
 
     def _replicate(self) -> None:
@@ -202,21 +205,40 @@ class CoordinatorService:
             return
         try:
             if self._runtime.now() >= self._replicate_at_s and self._open:
-                self._migrations.replicate(self._backups)
+                self._migrations.replicate(self._migrations.wanted, self.elasticity.leaving)
         except (MillpondError, OSError):
             self._replicate_at_s = self._runtime.now() + REPLICATE_PAUSE_S
         finally:
             self._replicating.release()
 
-    def move(self, slices: Sequence[SliceId], to: int) -> None:
-        """Has that container serve the slices, while all goes on. On return it does."""
-        record = self._record
-        by_owner: dict[int, list[SliceId]] = {}
-        for number in slices:
-            if record.owners[number] != to:
-                by_owner.setdefault(record.owners[number], []).append(number)
-        for owner, own in by_owner.items():
-            self._migrations.move(owner, to, own)
+    def _elastic(self, message: Any) -> Message:
+        """Slices that are to be elsewhere, and more containers or fewer."""
+        elasticity = self.elasticity
+        match message:
+            case MoveSlices(slices, to):
+                return self._moves([ticket.id for ticket in elasticity.move(slices, to)])
+            case Scale(containers, threads):
+                if threads is not None:
+                    self._set_threads(threads)
+                if containers is not None:
+                    elasticity.scale(containers)
+                return self._moves([])
+            case CancelMoves(ids):
+                elasticity.cancel(ids)
+                return Done()
+        raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
+
+    def _moves(self, ids: Sequence[int] | None) -> Moves:
+        scaling = self.elasticity.scaling
+        return Moves(
+            self.elasticity.moves(ids),
+            "" if scaling is None else scaling.what,
+            "" if scaling is None or scaling.error is None else str(scaling.error),
+        )
+
+    def _set_threads(self, threads: int) -> None:
+        self._slices.threads = threads
+        self._ask_all(SetThreads(threads))
 
     def place(self, owners: Sequence[int]) -> None:
         """Gives slices to those owners. While they change hands, no epoch of any resident is committed."""
@@ -262,11 +284,9 @@ class CoordinatorService:
             case Answered():
                 self._answered(message)
             case Checkpoint():
-                self._commits.await_all_visible()
-                self._checkpoint_all()
-                self._tidying.tidy()
+                self._checkpoint_and_tidy()
             case _:
-                raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
+                return self._elastic(message)
         return Done()
 
     def _check_changes_nothing(self, message: Any) -> None:
@@ -299,6 +319,8 @@ class CoordinatorService:
                     return fetches.pending(self._record, message, progress.update, progress.held_by)
             case AskMetrics():
                 return self._metrics()
+            case AskMoves(ids):
+                return self._moves(ids)
         raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
 
     def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
@@ -394,6 +416,11 @@ class CoordinatorService:
 
     def _checkpoint_all(self) -> None:
         self._ask_all(Checkpoint())
+
+    def _checkpoint_and_tidy(self) -> None:
+        self._commits.await_all_visible()
+        self._checkpoint_all()
+        self._tidying.tidy()
 
     def _metrics(self) -> PondMetrics:
         reports: dict[int, ContainerReport] = {}

@@ -39,6 +39,7 @@ class Slices:
         # Those that ended with somebody astray.
         self._switches: list[Switch] = []
         self.promoted = 0
+        self.threads = 0
 
     def order(self) -> int:
         """Numbers what containers are told of slices: what comes late counts no more."""
@@ -59,7 +60,7 @@ class Slices:
             record = self._memory.record
             known = self._telling.residents()
         slices = record.slices_of(container)
-        connection.call(Assign(term, container, record.slices, list(known.values())))
+        connection.call(Assign(term, container, record.slices, list(known.values()), self.threads))
         connection.call(
             Adopt(
                 self.order(),

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from millpond.coordinator.membership import Membership
 from millpond.coordinator.memory import Memory
-from millpond.errors import MillpondError
+from millpond.errors import MillpondError, Unavailable
 from millpond.runtime import Locks, Runtime
 from millpond.times import Progress
 from millpond.wire.base import Call, Done
@@ -66,8 +66,13 @@ class Telling:
                 news = [] if known is None else news_of(known.get(name), now)
                 if known is None or not news:
                     return
-                for call in news:
-                    containers.ask_patiently(container, call)
+                try:
+                    for call in news:
+                        containers.ask_patiently(container, call)
+                except Unavailable:
+                    if container in containers.ids:
+                        raise
+                    return  # it has left, and needs to know nothing
                 # If another incarnation serves by now, it has learnt this by itself.
                 with self._memory.lock:
                     if now is None:

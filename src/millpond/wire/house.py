@@ -38,6 +38,8 @@ class Assign(Call[Done], frozen=True, tag=True):
     container: Count
     pond_slices: Count
     residents: list[Resident]
+    threads: Count = 0
+    """To work on slices with; 0 for as many as it was started with."""
 
 
 class Adopt(Call[Done], frozen=True, tag=True):

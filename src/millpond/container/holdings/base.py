@@ -29,12 +29,25 @@ from millpond.wire.specs import Resident, Spec, Work
 class Runner(Protocol):
     """Does `work` on every item, perhaps on several threads; returns when all is done, raises what work raised."""
 
+    threads: int
+
     def __call__(self, work: Callable[[Any], None], items: Sequence[Any], rows: int) -> None: ...
 
+    def resize(self, threads: int) -> None:
+        """So many threads from now on; what has begun goes on as it is."""
 
-def run_serially(work: Callable[[Any], None], items: Sequence[Any], rows: int) -> None:
-    for item in items:
-        work(item)
+
+class Serially:
+    """One thread, whatever is asked for."""
+
+    threads = 1
+
+    def __call__(self, work: Callable[[Any], None], items: Sequence[Any], rows: int) -> None:
+        for item in items:
+            work(item)
+
+    def resize(self, threads: int) -> None:
+        pass
 
 
 class Watched(Protocol):
@@ -83,11 +96,14 @@ class NoCode:
 class Means(NamedTuple):
     """What a container works with: threads for slices, limits on user code, locks, and memory for what it holds."""
 
-    run: Runner = run_serially
-    threads: int = 1
+    run: Runner = Serially()
     limits: Limits = Unlimited()
     lock: Callable[[], Lock] = threading.RLock
     memory: int = 16 << 30
+
+    @property
+    def threads(self) -> int:
+        return self.run.threads
 
     @property
     def runs_code(self) -> bool:

@@ -187,10 +187,15 @@ class SimPond:
     def _move(self) -> None:
         if self.coordinator is None:
             return
-        if self.elastic.random() < 0.7:
+        kind = self.elastic.random()
+        if kind < 0.5:
             self._move_live()
             return
-        owners = [self.chance.randrange(self.containers) for _ in range(SLICES)]
+        if kind < 0.75:
+            self._scale()
+            return
+        ids = self.coordinator.elasticity.containers
+        owners = [self.chance.choice(ids) for _ in range(SLICES)]
         self.sim.scheduler.note(f"places slices {owners}")
         try:
             self.coordinator.place(owners)
@@ -204,16 +209,48 @@ class SimPond:
     def _move_live(self) -> None:
         assert self.coordinator is not None
         slices = [SliceId(n) for n in self.elastic.sample(range(SLICES), self.elastic.randint(1, SLICES))]
-        target = self.elastic.randrange(self.containers)
+        target = self.elastic.choice(self.coordinator.elasticity.containers)
         self.sim.scheduler.note(f"moves slices {slices} to {target}")
         try:
-            self.coordinator.move(slices, target)
+            self._await_moves([ticket.id for ticket in self.coordinator.elasticity.move(slices, target)])
         except Exception as error:
             if not is_weather(error):
                 raise
             self.sim.faults.fire("live move failed", repr(error)[:80])
         else:
             self.sim.faults.fire("slices moved live", f"{slices} to {target}")
+
+    def _await_moves(self, ids: list[int]) -> None:
+        """As a client does. Moves of a driver that ended are nobody's any more."""
+        coordinator, driver = self.coordinator, self.driver
+        assert coordinator is not None
+        assert driver is not None
+        while True:
+            moves = coordinator.elasticity.moves(ids)
+            if all(move.is_over for move in moves):
+                break
+            driver.runtime.sleep(0.5)
+        for move in moves:
+            if move.stage != "moved":
+                raise Unavailable(f"{move.stage}: {move.error}", address="")
+
+    def _scale(self) -> None:
+        assert self.coordinator is not None
+        assert self.driver is not None
+        wanted = self.elastic.randint(1, CONTAINERS_MAX)
+        self.sim.scheduler.note(f"scales to {wanted} containers")
+        try:
+            scaling = self.coordinator.elasticity.scale(wanted)
+            while scaling.what:
+                self.driver.runtime.sleep(0.5)
+            if scaling.error is not None:
+                raise scaling.error
+        except Exception as error:
+            if not is_weather(error):
+                raise
+            self.sim.faults.fire("scaling failed", repr(error)[:80])
+        else:
+            self.sim.faults.fire("scaled", str(wanted))
 
     def checkpoint_soon(self, process: Process) -> None:
         """Upkeep comes to a container, of all moments, now."""

@@ -1,0 +1,85 @@
+"""Messages about slices on their way: anyone asks the coordinator to move them, and how far they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from millpond.wire.base import LONG_CALL_S, Call, Count, Done, Message, SliceId
+
+Cause = Literal["move", "scale", "rebalance", "autoscale"]
+Stage = Literal["waiting", "copying", "catching up", "switching", "moved", "failed", "cancelled"]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=9_999)]
+
+
+class MoveInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Slices that go from one container to another. `progress` goes from 0 to 1; `left_s` is a guess, None without one."""
+
+    id: Count
+    slices: list[SliceId]
+    source: Count
+    target: Count
+    cause: Cause
+    stage: Stage
+    progress: float
+    seconds: float
+    left_s: float | None = None
+    error: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.stage in ("moved", "failed", "cancelled")
+
+
+class Moves(Message, frozen=True, tag=True):
+    """The moves asked about; and whether a change of the number of containers is under way, or why it failed."""
+
+    moves: list[MoveInfo]
+    scaling: str = ""
+    error: str = ""
+
+
+class MoveSlices(Call[Moves], frozen=True, tag=True):
+    """Have that container serve these slices. Answered at once: `AskMoves` tells when they are there."""
+
+    slices: list[SliceId]
+    to: Count
+
+
+class Scale(Call[Moves], frozen=True, tag=True):
+    """Have so many containers share the slices evenly, with so many threads each. Answered at once."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
+
+    containers: AtLeastOne | None = None
+    threads: AtLeastOne | None = None
+
+
+class Rebalance(Call[Moves], frozen=True, tag=True):
+    """Move slices from containers with much load to those with little. Answered at once."""
+
+    by: Literal["cpu", "rows", "bytes"] = "cpu"
+
+
+class AskMoves(Call[Moves], frozen=True, tag=True):
+    """Of these moves, or of all that are remembered."""
+
+    reads: ClassVar[bool] = True
+
+    ids: list[Count] | None = None
+
+
+class CancelMoves(Call[Done], frozen=True, tag=True):
+    """Moves that have not been switched yet come to nothing."""
+
+    ids: list[Count] | None = None
+
+
+# Coordinator to container
+
+
+class SetThreads(Call[Done], frozen=True, tag=True):
+    """Work on slices with so many threads from now on. Nothing moves."""
+
+    threads: AtLeastOne
