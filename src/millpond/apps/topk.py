@@ -15,22 +15,25 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 import millpond as mp
 from millpond.apps import words
 from millpond.apps.windows import ASKING, DISORDER, FEED, Answers, Windows, show
+from millpond.apps.words import Longs
 from millpond.errors import BadOption
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 SECONDS, RATE, KEYS, WINDOW = 20, 500, 100, 1_000
-WORDS_MIN, WORDS_MAX = 48, 108  # of an entry: 474 bytes in the mean
+WORDS_MIN, WORDS_MAX = 49, 110  # of an entry: 474 bytes in the mean
 STOP_SHARE = 0.4
 DRIFT = 500  # entries: what is frequent changes with time
 
@@ -63,7 +66,6 @@ class TopK(Windows):
     step: ClassVar[int] = 1 << 10
     columns: ClassVar[str] = "number long, category long, text string"
     update_columns: ClassVar[str] = "category long, ts long, word long"
-    question_columns: ClassVar[str] = "category long, ts long"
 
     @property
     def entries_to_fill(self) -> int:
@@ -94,14 +96,14 @@ class TopK(Windows):
             raise BadOption(
                 f"a text has more than {self.step:,} words", hint="cut it into several entries", option="text"
             )
-        counts = pc.invert(pc.is_in(every, pa.array(words.STOP_WORDS)))
-        rows, places = rows[counts.to_numpy(False)], places[counts.to_numpy(False)]
-        times = events["number"].to_numpy()[rows] * self.step + places
+        is_stop = pc.is_in(every.dictionary, pa.array(words.STOP_WORDS)).to_numpy(False)
+        counts = ~is_stop[every.indices.to_numpy()]
+        rows, places = rows[counts], places[counts]
         return pa.table(
             {
                 "category": events["category"].to_numpy()[rows],
-                "ts": times,
-                "word": words.encode(every.filter(counts)),
+                "ts": events["number"].to_numpy()[rows] * self.step + places,
+                "word": words.encode(every.filter(pa.array(counts))),
             }
         )
 
@@ -111,6 +113,12 @@ class TopK(Windows):
         numbers = numbers[numbers % self.every == 0]
         ends = np.repeat(numbers * self.step + self.step - 1, self.categories)
         return pa.table({"category": np.tile(np.arange(self.categories), len(numbers)), "ts": ends})
+
+    def frame_of_questions(self, events: DataFrame) -> DataFrame:
+        return events.where(f"number % {self.every} = 0").selectExpr(
+            f"explode(sequence(0L, {self.categories - 1}L)) AS category",
+            f"number * {self.step} + {self.step - 1} AS ts",
+        )
 
     def state(self, pond: mp.Pond) -> mp.State:
         return pond.state("words", key="category long", value="word long", compact=newest(self.window))
@@ -175,7 +183,7 @@ class TopK(Windows):
 def top(k: int, window: int) -> Callable[..., Any]:
     """The most frequent words of the window, each followed by its count."""
 
-    def most_frequent(times: npt.NDArray[np.int64], word: npt.NDArray[np.int64]) -> "array<long>":  # type: ignore[name-defined]  # noqa: F821, UP037
+    def most_frequent(times: Longs, word: Longs) -> "array<long>":  # type: ignore[valid-type]  # noqa: F722 - DDL
         different, counts = np.unique(word[-window:], return_counts=True)
         order = np.lexsort((different, -counts))[:k]
         return np.stack((different[order], counts[order]), axis=1).ravel().tolist()
@@ -186,7 +194,7 @@ def top(k: int, window: int) -> Callable[..., Any]:
 def newest(window: int) -> Callable[..., Any]:
     """Of what is below F a window may still need its newest words, so many."""
 
-    def in_window(times: npt.NDArray[np.int64], word: npt.NDArray[np.int64]) -> Any:
+    def in_window(times: Longs, word: Longs) -> Any:
         kept = np.ones(len(times))
         for i in range(len(times) - window):
             kept[i] = 0.0

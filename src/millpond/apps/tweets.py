@@ -14,19 +14,22 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 import millpond as mp
 from millpond.apps import words
 from millpond.apps.windows import ASKING, DISORDER, FEED, Answers, Windows, show
+from millpond.apps.words import Longs
 from millpond.errors import BadOption
 from millpond.ops.fetch import Fetch
 from millpond.ops.update import Update
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 SECONDS, RATE, KEYS, WINDOW = 20, 1_000, 50, 100
 WORDS_MIN, WORDS_MAX = 6, 14  # of a tweet
@@ -63,7 +66,6 @@ class Tweets(Windows):
     step: ClassVar[int] = STEP
     columns: ClassVar[str] = "number long, location long, text string"
     update_columns: ClassVar[str] = "location long, ts long, word long"
-    question_columns: ClassVar[str] = "number long, location long, ts long"
 
     @property
     def tweets_to_fill(self) -> int:
@@ -99,9 +101,7 @@ class Tweets(Windows):
         rows, codes = rows[is_new], codes[is_new]
         places = words.places_of(rows)
         if len(places) and places.max() >= STEP:
-            raise BadOption(
-                f"a tweet has more than {STEP} different words", hint="shorten it", option="text"
-            )
+            raise BadOption(f"a tweet has more than {STEP} different words", hint="shorten it", option="text")
         return pa.table(
             {
                 "location": events["location"].to_numpy()[rows],
@@ -112,9 +112,14 @@ class Tweets(Windows):
 
     def questions(self, events: pa.Table) -> pa.Table:
         """One for each tweet that has words, as of its end."""
-        events = events.filter(pc.match_substring_regex(events["text"], r"\S"))
+        events = events.filter(pc.not_equal(pc.ascii_trim_whitespace(events["text"]), ""))
         ends = events["number"].to_numpy() * STEP + STEP - 1
         return pa.table({"number": events["number"], "location": events["location"], "ts": ends})
+
+    def frame_of_questions(self, events: DataFrame) -> DataFrame:
+        return events.where(r"text RLIKE '\\S'").selectExpr(
+            "number", "location", f"number * {STEP} + {STEP - 1} AS ts"
+        )
 
     def state(self, pond: mp.Pond) -> mp.State:
         return pond.state("tweets", key="location long", value="word long", compact=newest(self.window))
@@ -152,7 +157,12 @@ class Tweets(Windows):
         """
         told = told.filter(pc.is_valid(told["other"]))
         told = told.append_column("period", [told["number"].to_numpy() // every])
-        order = [("period", "ascending"), ("location", "ascending"), ("shared", "descending"), ("number", "descending")]
+        order = [
+            ("period", "ascending"),
+            ("location", "ascending"),
+            ("shared", "descending"),
+            ("number", "descending"),
+        ]
         told = told.sort_by(order)
         groups = np.stack((told["period"].to_numpy(), told["location"].to_numpy()), axis=1)
         is_first = np.ones(len(told), np.bool_)
@@ -160,13 +170,17 @@ class Tweets(Windows):
         return told.filter(pa.array(is_first)).select(["period", "location", "number", "other", "shared"])
 
     def model(self, events: Iterable[Mapping[str, Any]]) -> Answers:
-        windows: defaultdict[int, deque[tuple[int, set[str]]]] = defaultdict(lambda: deque(maxlen=self.window))
+        windows: defaultdict[int, deque[tuple[int, set[str]]]] = defaultdict(
+            lambda: deque(maxlen=self.window)
+        )
         answers: Answers = {}
         for event in sorted(events, key=lambda event: event["number"]):
             said = set(event["text"].split())
             if said:
                 window = windows[event["location"]]
-                shared, other = max(((len(said & words), number) for number, words in window), default=(0, 0))
+                shared, other = max(
+                    ((len(said & others), number) for number, others in window), default=(0, 0)
+                )
                 answers[event["number"]] = (other if shared else None, shared)
                 window.append((event["number"], said))
         return answers
@@ -178,7 +192,7 @@ class Tweets(Windows):
 def most_similar(window: int) -> Callable[..., Any]:
     """Compares the newest tweet with so many before it, the newest first."""
 
-    def similar(times: npt.NDArray[np.int64], word: npt.NDArray[np.int64]) -> int:
+    def similar(times: Longs, word: Longs) -> int:
         end = len(times)
         begin = beginning(times, end)
         best, most, stop = 0, 0, begin
@@ -209,7 +223,7 @@ def most_similar(window: int) -> Callable[..., Any]:
 def newest(window: int) -> Callable[..., Any]:
     """Of what is below F a window may still need its newest tweets, and the tweet that asks may be one of them."""
 
-    def in_window(times: npt.NDArray[np.int64], word: npt.NDArray[np.int64]) -> Any:
+    def in_window(times: Longs, word: Longs) -> Any:
         kept = np.zeros(len(times))
         stop = len(times)
         for _ in range(window + 1):
@@ -224,7 +238,7 @@ def newest(window: int) -> Callable[..., Any]:
     return in_window
 
 
-def beginning(times: npt.NDArray[np.int64], stop: int) -> int:
+def beginning(times: Longs, stop: int) -> int:
     """Where the tweet begins whose words end at `stop`."""
     start = stop - 1
     first = times[start] // STEP * STEP

@@ -12,7 +12,8 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -48,8 +49,6 @@ class Windows(ABC):
     columns: ClassVar[str]
     """Of events, as DDL; one is their `number`."""
     update_columns: ClassVar[str]
-    question_columns: ClassVar[str]
-    """One is the time, `ts`."""
 
     @abstractmethod
     def events(self, count: int, *, first: int = 0, seed: int = 1) -> pa.Table:
@@ -61,7 +60,11 @@ class Windows(ABC):
 
     @abstractmethod
     def questions(self, events: pa.Table) -> pa.Table:
-        """What is asked on the occasion of these events."""
+        """What is asked on the occasion of these events: the key, the time `ts`, and what else tells a question."""
+
+    @abstractmethod
+    def frame_of_questions(self, events: DataFrame) -> DataFrame:
+        """The same of a DataFrame, by Spark alone."""
 
     @abstractmethod
     def state(self, pond: mp.Pond) -> mp.State: ...
@@ -99,6 +102,7 @@ class Driver:
         self.state = app.state(pond)
         self._update = app.update(self.state)
         self._fetch = app.fetch(self.state)
+        self._none = app.questions(app.events(1)).slice(0, 0)
         self._waiting: dict[int, pa.Table] = {}
 
     def epoch(self, events: pa.Table, epoch: int) -> pa.Table:
@@ -118,7 +122,7 @@ class Driver:
     def answer(self) -> pa.Table:
         """The questions that can be answered by now. F follows: nobody asks for an earlier time."""
         final = self.state.progress().update
-        ready, waiting = [], {}
+        ready, waiting = [self._none], {}
         for epoch, questions in self._waiting.items():
             is_ready = questions["ts"].to_numpy() < final
             ready.append(questions.filter(pa.array(is_ready)))
@@ -148,9 +152,8 @@ class Streaming:
         arriving = spark.readStream.schema(app.columns).parquet(os.path.join(folder, "events"))
         self._flow = pond.flow(app.name)
         source = self._flow.source(arriving)
-        source.map(_mapped(app.updates, app.update_columns)).into(app.update(self.state))
-        asking = source.map(_mapped(app.questions, app.question_columns))
-        asking.ask(app.fetch(self.state)).to(self._keep)
+        source.map(partial(frame_of_updates, app)).into(app.update(self.state))
+        source.map(app.frame_of_questions).ask(app.fetch(self.state)).to(self._keep)
         self.query = self._flow.start(
             checkpoint=os.path.join(folder, "checkpoint"), processingTime="1 second"
         )
@@ -194,14 +197,14 @@ class Streaming:
         return pq.read_table(os.path.join(self._folder, "answers"))
 
 
-def _mapped(
-    function: Callable[[pa.Table], pa.Table], columns: str
-) -> Callable[[DataFrame], DataFrame]:
-    def batches(arriving: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in arriving:
-            yield from function(pa.Table.from_batches([batch])).to_batches()
+def frame_of_updates(app: Windows, events: DataFrame) -> DataFrame:
+    """`app.updates`, in Spark's workers."""
 
-    return lambda frame: frame.mapInArrow(batches, columns)
+    def updates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from app.updates(pa.Table.from_batches([batch])).to_batches()
+
+    return events.mapInArrow(updates, app.update_columns)
 
 
 def show(app: Windows, seconds: int, rate: int) -> bool:
@@ -232,8 +235,7 @@ def show(app: Windows, seconds: int, rate: int) -> bool:
             finally:
                 streaming.query.stop()
         out.print("comparing every answer with those of plain Python ...")
-        answers = streaming.answers()
-        result = compare(app.pairs(answers), app.model(events.to_pylist()))
+        result = compare(app.pairs(streaming.answers()), app.model(events.to_pylist()))
     out.print(
         f"{len(events):,} {app.events_are} ({late} late), {result.answers:,} answers, [bold]{result.wrong} wrong[/bold]"
         f" ({result.lost} lost, {result.twice} twice; {time.perf_counter() - began:.0f} s)"

@@ -25,22 +25,22 @@ STOP_WORDS = (
 )  # fmt: skip
 
 
-def encode(words: pa.Array) -> pa.Array:
+def encode(words: pa.DictionaryArray) -> pa.Array:
     """Each word as a number in base 27, filled up from the right: numbers are ordered as their words are.
 
     Words are of letters from a to z, `LETTERS_MAX` of them at most.
     """
-    encoded = words.dictionary_encode()  # the same words come again and again
-    unfit = pc.invert(pc.match_substring_regex(encoded.dictionary, f"^[a-z]{{1,{LETTERS_MAX}}}$"))
+    different = words.dictionary
+    unfit = pc.invert(pc.match_substring_regex(different, f"^[a-z]{{1,{LETTERS_MAX}}}$"))
     if pc.any(unfit).as_py():
         raise BadOption(
-            f"{encoded.dictionary.filter(unfit)[0].as_py()!r} is no word of 1 to {LETTERS_MAX} letters from a to z",
-            hint="filter such words out, or shorten them",
-            option="words",
+            f"{different.filter(unfit)[0].as_py()!r} is no word of 1 to {LETTERS_MAX} letters from a to z",
+            hint="filter such words out, or write them otherwise",
+            option="text",
         )
-    padded = pc.utf8_rpad(encoded.dictionary, LETTERS_MAX, chr(_BEFORE_A))
+    padded = pc.utf8_rpad(different, LETTERS_MAX, chr(_BEFORE_A))
     letters = np.array(padded.to_pylist(), f"S{LETTERS_MAX}").view(np.uint8).reshape(-1, LETTERS_MAX)
-    return pa.array((letters.astype(np.int64) - _BEFORE_A) @ _PLACES).take(encoded.indices)
+    return pa.array((letters.astype(np.int64) - _BEFORE_A) @ _PLACES).take(words.indices)
 
 
 def decode(codes: Longs) -> pa.Array:
@@ -52,13 +52,13 @@ def decode(codes: Longs) -> pa.Array:
     return pc.utf8_rtrim(padded.cast(pa.binary()).cast(pa.string()), chr(_BEFORE_A))
 
 
-def split(texts: pa.ChunkedArray) -> tuple[Longs, Longs, pa.Array]:
+def split(texts: pa.ChunkedArray) -> tuple[Longs, Longs, pa.DictionaryArray]:
     """The words of all texts, one after the other: for each the row of its text, its place in it, and itself."""
-    lists = pa.concat_arrays(pc.split_pattern_regex(pc.utf8_trim_whitespace(texts), r"\s+").chunks)
+    lists = pa.concat_arrays(pc.ascii_split_whitespace(texts.cast(pa.string())).chunks)
     rows, every = pc.list_parent_indices(lists).to_numpy(), lists.flatten()
-    is_word = pc.not_equal(every, "")  # of an empty text there is one
-    rows, every = rows[is_word.to_numpy(False)], every.filter(is_word)
-    return rows, places_of(rows), every
+    is_word = pc.not_equal(every, "")  # what is before a first blank, and behind a last one
+    rows = rows[is_word.to_numpy(False)]
+    return rows, places_of(rows), every.filter(is_word).dictionary_encode()
 
 
 def places_of(rows: Longs) -> Longs:
