@@ -154,6 +154,11 @@ class TopK(Windows):
         counts = pa.ListArray.from_arrays(offsets, pa.array(flat[:, 1].copy()))
         return answers.drop_columns("top").append_column("words", names).append_column("counts", counts)
 
+    def example(self, answers: pa.Table) -> str:
+        row = self.told(answers.slice(0, 1)).to_pylist()[0]
+        ranked = zip(row["words"][:3], row["counts"], strict=False)
+        return f"category {row['category']}: {', '.join(f'{word} {count}' for word, count in ranked)}"
+
     def model(self, events: Iterable[Mapping[str, Any]]) -> Answers:
         windows: dict[int, deque[str]] = {n: deque() for n in range(self.categories)}
         counted: dict[int, Counter[str]] = {n: Counter() for n in range(self.categories)}

@@ -169,6 +169,13 @@ class Tweets(Windows):
         is_first[1:] = (np.diff(groups, axis=0) != 0).any(axis=1)
         return told.filter(pa.array(is_first)).select(["period", "location", "number", "other", "shared"])
 
+    def example(self, answers: pa.Table) -> str:
+        best = self.most_similar_pairs(self.told(answers), every=1 << 62).sort_by([("shared", "descending")])
+        if len(best) == 0:
+            return "no two are similar"
+        row = best.slice(0, 1).to_pylist()[0]
+        return f"location {row['location']}: {row['number']} and {row['other']} share {row['shared']} words"
+
     def model(self, events: Iterable[Mapping[str, Any]]) -> Answers:
         windows: defaultdict[int, deque[tuple[int, set[str]]]] = defaultdict(
             lambda: deque(maxlen=self.window)

@@ -35,7 +35,7 @@ FEED, ASKING = "feed", "asking"  # the updater and the fetcher
 EVENTS_MAX = 20_000_000
 LINE_EVERY_S = 2
 
-Answers: TypeAlias = dict[Hashable, Any]
+Answers: TypeAlias = dict[Any, Any]
 """By question."""
 
 
@@ -80,6 +80,10 @@ class Windows(ABC):
     @abstractmethod
     def pairs(self, answers: pa.Table) -> Iterator[tuple[Hashable, Any]]:
         """Questions with their answers, as the model has them."""
+
+    @abstractmethod
+    def example(self, answers: pa.Table) -> str:
+        """One of these answers in words; there are some."""
 
     @abstractmethod
     def model(self, events: Iterable[Mapping[str, Any]]) -> Answers:
@@ -146,6 +150,7 @@ class Streaming:
         self._folder = folder
         self._sent = 0
         self._answered: dict[int, int] = {}  # by epoch
+        self._example = ""
         self.state = app.state(pond)
         for part in ("events", "answers"):
             os.makedirs(os.path.join(folder, part))
@@ -163,6 +168,8 @@ class Streaming:
         table = answers.toArrow()
         pq.write_table(table, os.path.join(self._folder, "answers", f"{epoch}.parquet"))
         self._answered[epoch] = len(table)
+        if len(table):
+            self._example = f"; {self._app.example(table)}"
 
     def send(self, events: pa.Table) -> None:
         """One more file for the query to read; it is there whole or not at all."""
@@ -190,7 +197,7 @@ class Streaming:
         progress, step = self.state.progress(), self._app.step
         return (
             f"{self._sent:,} {self._app.events_are} sent; U {progress.update / step:,.0f}, F {progress.fetch / step:,.0f}"
-            f" {self._app.events_are}; {sum(self._answered.values()):,} answers"
+            f" {self._app.events_are}; {sum(self._answered.values()):,} answers{self._example}"
         )
 
     def answers(self) -> pa.Table:
