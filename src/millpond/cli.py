@@ -39,6 +39,8 @@ DEMOS = {
     "grep_sum": "millpond.apps.grep_sum",
     "tolls": "millpond.apps.tolls",
     "tpcc": "millpond.apps.tpcc",
+    "topk": "millpond.apps.topk",
+    "tweets": "millpond.apps.tweets",
 }
 PEERS = ("duckdb", "networkx", "polars", "redis", "river")
 
@@ -189,10 +191,20 @@ def demo(
     mode: Annotated[
         str | None, typer.Option(help="How trainers keep in step, for ftrl: bsp, ssp or asp.")
     ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="How many words or tweets a window has, for topk and tweets.")
+    ] = None,
 ) -> None:
     """Show Millpond at work. Ends by itself, with exit code 0 if every answer was right."""
     run = _registered(DEMOS, name, "demo").run
-    asked = {"seconds": seconds, "rate": rate, "keys": keys, "warehouses": warehouses, "mode": mode}
+    asked = {
+        "seconds": seconds,
+        "rate": rate,
+        "keys": keys,
+        "warehouses": warehouses,
+        "mode": mode,
+        "window": window,
+    }
     given = {option: value for option, value in asked.items() if value is not None}
     for option in given.keys() - inspect.signature(run).parameters.keys():
         raise BadOption(f"the demo {name!r} has no --{option}", hint="leave it out", option=f"--{option}")
