@@ -45,6 +45,7 @@ OWN_BYTES = 300 << 20
 IDLE_S = 0.2
 BUSY_S = 0.01
 WATCH_S = 0.5
+BEAT_S = 1.0
 # Beyond the time that user code has: code that keeps the interpreter to itself is ended from outside of it.
 STANDSTILL_S = 15.0
 
@@ -134,6 +135,7 @@ def main(
     # Kernels are loaded, or compiled the very first time, while the coordinator gets ready to assign slices.
     _start("millpond-warm-up", warm_up)
     _start("millpond-upkeep", _maintain, service)
+    _start("millpond-pulse", _beat, service)
     _say(line, {"address": server.address})
     server.serve()
 
@@ -163,6 +165,13 @@ def _watch(parent: int, printed: Printed, code_seconds: float) -> None:
                 faulthandler.dump_traceback_later(code_seconds + STANDSTILL_S, exit=True, file=2)
         time.sleep(WATCH_S)
     os._exit(0)
+
+
+def _beat(service: ContainerService) -> None:
+    while True:
+        with suppress(Exception):
+            service.beat()
+        time.sleep(BEAT_S)
 
 
 def _maintain(service: ContainerService) -> None:

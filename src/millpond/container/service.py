@@ -53,6 +53,7 @@ from millpond.wire.house import (
     ForgetWriters,
     ListSnapshots,
     Ping,
+    Pulse,
     Release,
     SnapshotList,
 )
@@ -93,6 +94,9 @@ class ContainerService:
         self._assign_lock = self._runtime.lock()
         # Steps of one resident's epochs do not overlap.
         self._epoch_locks: Locks[str] = Locks(self._runtime)
+        self._lease_until_s: float | None = None
+        self._writing_since_s: float | None = None
+        self._write_s = 0.0
         self._order = 0
         self._order_lock = self._runtime.lock()
         self._peers: dict[str, Connection] = {}
@@ -119,8 +123,8 @@ class ContainerService:
                     reach("apply.after")
             case Checkpoint():
                 self.checkpoint()
-            case Ping():
-                _ = self.core  # one that recovers is not there yet
+            case Ping(lease_s):
+                return self._pulse(lease_s)
             case ContainerStatus():
                 return self._report()
             case AskLag(slices):
@@ -196,6 +200,7 @@ class ContainerService:
             return Answer(Done())
         if not isinstance(message, Exchange):
             raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
+        self._check_lease()
         rows = next(batches, None)
         if rows is None or next(batches, None) is not None:
             raise BadMessage("questions come as one batch")
@@ -211,9 +216,41 @@ class ContainerService:
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, Read):
             raise BadMessage(f"a container does not read for {type(message).__name__}")
+        self._check_lease()
         if isinstance(message, ReadHeld):
             return read_held(self.core.holding(message.resident), message.slice)
         return self.core.holding(message.resident).read(message)
+
+    def _pulse(self, lease_s: float | None) -> Pulse:
+        _ = self.core  # one that recovers is not there yet
+        now_s = self._runtime.now()
+        if lease_s is not None:
+            self._lease_until_s = now_s + lease_s
+        began_s, took_s = self._writing_since_s, self._write_s
+        return Pulse(took_s if began_s is None else max(took_s, now_s - began_s))
+
+    def beat(self) -> None:
+        """Writes a little to the disk, and notes how long that takes. In a thread of its own."""
+        log = self._log
+        if log is None:
+            return
+        self._writing_since_s = started_s = self._runtime.now()
+        try:
+            log.probe()
+        except OSError:
+            return  # one that is full is there; one that is not there, or hangs, takes long
+        finally:
+            self._write_s = self._runtime.now() - started_s
+            self._writing_since_s = None
+
+    def _check_lease(self) -> None:
+        """Who was not asked for long may have been stopped, and its slices be served elsewhere."""
+        if self._lease_until_s is not None and self._runtime.now() > self._lease_until_s:
+            raise Unavailable(
+                "the container has not heard of its coordinator for long",
+                hint="try again in a moment",
+                address="",
+            )
 
     @property
     def core(self) -> Core:
@@ -333,10 +370,13 @@ class ContainerService:
     def _release(self, order: int, slices: list[SliceId], gone: bool) -> None:
         with self.checkpoints.lock:
             self._check_order(order)
-            self.core.release(slices)
-            # What is held as a backup may rest on it still.
-            needed = self.backups.checkpoints.needs()
-            self.checkpoints.release(set(slices), gone and self.log.directory not in needed)
+            if not gone:
+                self.core.release(slices)
+                self.checkpoints.release(set(slices), gone=False)
+                return
+            # Not of one that has come since; and what is held as a backup may rest on it still.
+            left = set(slices) - self.core.owned
+            self.checkpoints.release(left, self.log.directory not in self.backups.checkpoints.needs())
 
     def _drop(self, name: str, born: int) -> None:
         # An epoch that runs for long holds up nobody's checkpoints.

@@ -51,6 +51,14 @@ class Hosting(Protocol):
         """How its newest incarnation that has ended did so: a text that goes on from "container 3"."""
         ...
 
+    def is_busy(self, container: int) -> bool:
+        """Whether its process is at work, though it may not answer. False where nobody knows."""
+        ...
+
+    def kill(self, container: int) -> None:
+        """Ends one container at once, if that is possible, and does not wait for it."""
+        ...
+
     def stop_one(self, container: int) -> None:
         """Ends one container, if it runs. The others go on."""
         ...
@@ -129,6 +137,17 @@ class Embedded:
             child = self._children.get(container)
         return child is not None and child.process.poll() is None
 
+    def is_busy(self, container: int) -> bool:
+        with self._lock:
+            child = self._children.get(container)
+        return child is not None and child.is_busy()
+
+    def kill(self, container: int) -> None:
+        with self._lock:
+            child = self._children.get(container)
+        if child is not None:
+            child.kill()
+
     def last_words(self, container: int) -> str:
         with self._lock:
             child = self._children.get(container)
@@ -140,7 +159,7 @@ class Embedded:
         with self._lock:
             child = self._children.pop(container, None)
         if child is not None:
-            ended_before = child.process.poll() is not None
+            ended_before = child.process.poll() is not None and not child.is_unwanted
             child.end(STOP_TIMEOUT_S)
             self._last_words[container] = child.last_words() if ended_before else "was ended by its pond"
 
@@ -225,7 +244,9 @@ class _Child:
     """A container process, and a line to it: it says hello there, and ends when we hang up."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: str) -> None:
+        self.is_unwanted = False
         self._log = log
+        self._spent: int | None = None
         self._line, theirs = socket.socketpair()
         try:
             with theirs, private.append_to(log) as file:
@@ -249,6 +270,15 @@ class _Child:
         with suppress(OSError, msgspec.MsgspecError), self._line.makefile("rb") as line:
             return msgspec.json.decode(line.readline(), type=Hello)
         return None
+
+    def is_busy(self) -> bool:
+        """Whether it has used its processors since this was asked before: one that is stopped has not."""
+        spent, self._spent = self._spent, _processor_time(self.process.pid)
+        return spent is not None and self._spent is not None and self._spent > spent
+
+    def kill(self) -> None:
+        self.is_unwanted = True
+        self.process.kill()
 
     def hang_up(self) -> None:
         with suppress(OSError):
@@ -291,6 +321,14 @@ class _Child:
             file.seek(max(start, size - _LOG_BYTES_READ))
             return file.read().decode(errors="replace")
         return ""
+
+
+def _processor_time(pid: int) -> int | None:
+    """What a process has used of its processors, in the system's own units; None where that cannot be known."""
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    return None
 
 
 def _cannot_start(container: int, why: str, hint: str = "") -> ContainerFailed:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
+from millpond.coordinator.detector import LEASE_S, Detector
 from millpond.coordinator.hosting import Host, Hosting
 from millpond.coordinator.members import Members
 from millpond.errors import ContainerFailed, CorruptFile, MillpondError, Unavailable
@@ -55,6 +57,9 @@ class Membership:
         self._hosting: Hosting | None = None
         self._starting: Locks[int] = Locks(runtime)
         self._closing = False
+        self.detector = Detector()
+        self.suspected = 0
+        self._beating: set[tuple[int, Term]] = set()
 
     @property
     def ids(self) -> list[int]:
@@ -135,6 +140,42 @@ class Membership:
                 return
             self.recovery_s_last = self._runtime.now() - started
 
+    def beat(self) -> None:
+        """Asks who is there, without waiting for answers; and relieves who has been silent for long."""
+        now_s = self._runtime.now()
+        live = dict(self.live)
+        for container, each in live.items():
+            if (container, each.term) not in self._beating:
+                self._beating.add((container, each.term))
+                self._runtime.spawn(partial(self._ask_pulse, container, each), "millpond-pulse")
+        serving = {container: each.term for container, each in live.items()}
+        silent = {c for c in serving if c in self.detector.heard and self.detector.is_silent(c, now_s)}
+        busy = {container for container in silent if self._is_busy(container)}
+        for container, term in self.detector.looks(serving, busy, now_s):
+            self.suspected += 1
+            self._runtime.spawn(partial(self._relieve, container, term), "millpond-relieve")
+
+    def _ask_pulse(self, container: int, live: Live) -> None:
+        try:
+            pulse = live.connection.call(Ping(LEASE_S))
+            self.detector.hears(container, live.term, self._runtime.now(), pulse.disk_s)
+        except MillpondError:
+            pass
+        finally:
+            self._beating.discard((container, live.term))
+
+    def _is_busy(self, container: int) -> bool:
+        return self._hosting is not None and self._hosting.is_busy(container)
+
+    def _relieve(self, container: int, term: Term) -> None:
+        """One that is away, though its process may be there."""
+        if self._starting[container].acquire(timeout=0):
+            try:
+                if self.members.serves(container, term):
+                    self.recover(container, term, broken=True)
+            finally:
+                self._starting[container].release()
+
     def retry(self) -> None:
         """Starts again what is due, unless somebody is at it."""
         for container in self.members.due(self._runtime.now()):
@@ -206,6 +247,8 @@ class Membership:
             return
         old = self.live.pop(container, None)
         if old is not None:
+            # It must not answer while others serve what it had.
+            self._hosting.kill(container)
             old.connection.close()
             self._assignment.relieve(container)
         for attempt in range(1, START_ATTEMPTS + 1):

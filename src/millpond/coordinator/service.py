@@ -185,6 +185,11 @@ class CoordinatorService:
         """A container has ended: brings it back."""
         self._containers.recover(container)
 
+    def beat(self) -> None:
+        """Asks who is there. To be called often, and by nothing that may be held up."""
+        if self._open:
+            self._containers.beat()
+
     def maintain(self) -> None:
         """One piece of upkeep: what did not come back is tried again, what is needed no more goes."""
         if self._open:

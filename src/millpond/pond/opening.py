@@ -17,6 +17,7 @@ from typing import IO, Any, Literal, get_args
 from millpond import private
 from millpond.client.client import Client
 from millpond.client.link import Link
+from millpond.coordinator.detector import BEAT_S
 from millpond.coordinator.hosting import CODE_SECONDS, Embedded
 from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.service import CoordinatorService
@@ -209,6 +210,14 @@ class _EmbeddedPond:
         )
         coordinator.start(hosting, containers, slices)
         threading.Thread(target=self._maintain, name="millpond-coordinator", daemon=True).start()
+        threading.Thread(target=self._beat, name="millpond-beat", daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._closing.wait(BEAT_S):
+            coordinator = self._coordinator
+            if coordinator is not None:
+                with suppress(MillpondError, OSError, RuntimeError):
+                    coordinator.beat()
 
     def _maintain(self) -> None:
         while not self._closing.wait(UPKEEP_S):

@@ -50,6 +50,9 @@ class LocalHosting:
     def stop_one(self, container: int) -> None:
         self.kill(container)
 
+    def is_busy(self, container: int) -> bool:
+        return False
+
     def last_words(self, container: int) -> str:
         return "is gone" if container not in self.services else "has not ended"
 

@@ -71,7 +71,10 @@ class Confirm(Call[Done], frozen=True, tag=True):
 
 
 class Release(Call[Done], frozen=True, tag=True):
-    """Serve these slices no more. What they rest on stays on disk for whoever adopts them, unless they are `gone`."""
+    """Serve these slices no more. What they rest on stays on disk for whoever adopts them.
+
+    With `gone` nobody does any more: of those that are not served here, it is let go.
+    """
 
     seconds: ClassVar[float] = LONG_CALL_S
 
@@ -124,8 +127,18 @@ class Checkpoint(Call[Done], frozen=True, tag=True):
     seconds: ClassVar[float] = LONG_CALL_S
 
 
-class Ping(Call[Done], frozen=True, tag=True):
-    """Whether a container answers. Nothing that it does holds this up."""
+class Pulse(Message, frozen=True, tag=True):
+    """A container answers. Its last small write to its disk took so many seconds, or has taken them so far."""
+
+    disk_s: float
+
+
+class Ping(Call[Pulse], frozen=True, tag=True):
+    """Whether a container answers. Nothing that it does holds this up. With a lease it answers others for so long."""
+
+    seconds: ClassVar[float] = 2.0
+
+    lease_s: float | None = None
 
 
 class ContainerReport(Message, frozen=True, tag=True):

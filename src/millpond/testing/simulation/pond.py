@@ -45,6 +45,8 @@ COORDINATOR_UPKEEP_S = 1.0
 CALM_UPKEEP_S = 5.0
 """When the storms are over, it comes more rarely."""
 ORPHAN_S = 0.2
+BEAT_S = 0.5
+ZOMBIES, ZOMBIE_S = 0.5, 60.0
 
 
 def is_weather(error: Exception) -> bool:
@@ -68,6 +70,7 @@ class SimHosting:
     ) -> None:
         self.processes: dict[int, Process] = {}
         self.services: dict[int, ContainerService] = {}
+        self.zombies: list[Process] = []
         self._sim = sim
         self._driver = driver
         self._upkeep_s = upkeep_s
@@ -89,6 +92,7 @@ class SimHosting:
             self.services[container] = service
             sim.network.serve(process, service, process.name)
             process.runtime.spawn(lambda: self._maintain(process, service), "upkeep")
+            process.runtime.spawn(lambda: beat(process, service.beat), "pulse")
 
         try:
             process.run(serve)
@@ -96,6 +100,10 @@ class SimHosting:
             raise ContainerFailed(f"container {container} ended early", container=container) from None
         process.on_exit.append(lambda: self._ended(container, process))
         return Host(self._starts, process.name)
+
+    @property
+    def is_anyone_there(self) -> bool:
+        return any(process.alive for process in [*self.processes.values(), *self.zombies])
 
     def _maintain(self, process: Process, service: ContainerService) -> None:
         maintain(self._sim.faults, process, self._upkeep_s, service.maintain)
@@ -106,6 +114,22 @@ class SimHosting:
 
     def last_words(self, container: int) -> str:
         return "was killed"
+
+    def is_busy(self, container: int) -> bool:
+        return False
+
+    def kill(self, container: int) -> None:
+        """One that is stopped may be out of reach: then it lives on, and wakes up some time."""
+        process = self.processes.get(container)
+        if process is None:
+            return
+        if process.stopped and self._sim.scheduler.random.random() < ZOMBIES:
+            self._sim.faults.fire("out of reach", process.name)
+            del self.processes[container]
+            self.zombies.append(process)
+            self._sim.scheduler.at(self._sim.faults.duration(ZOMBIE_S), process.kill)
+        else:
+            process.kill()
 
     def stop_one(self, container: int) -> None:
         if process := self.processes.pop(container, None):
@@ -120,7 +144,7 @@ class SimHosting:
             self._driver.spawn(lambda: self._on_exit(container), f"recover-{container}")
 
     def _orphan(self) -> None:
-        for process in self.processes.values():
+        for process in [*self.processes.values(), *self.zombies]:
             self._sim.scheduler.at(self._sim.faults.duration(ORPHAN_S), process.kill)
 
 
@@ -159,7 +183,7 @@ class SimPond:
         """The driver's life: it opens the pond, and looks after it until something ends it."""
         sim, driver = self.sim, self.driver
         assert driver is not None
-        while self.hosting is not None and any(process.alive for process in self.hosting.processes.values()):
+        while self.hosting is not None and self.hosting.is_anyone_there:
             driver.runtime.sleep(ORPHAN_S)
         coordinator = CoordinatorService(
             sim.disk.files(driver), ROOT, sim.network.dialer(driver), driver.runtime
@@ -174,6 +198,7 @@ class SimPond:
             sim.scheduler.note(f"cannot open: {error!r}"[:200])
             return
         self.coordinator = coordinator
+        driver.runtime.spawn(lambda: beat(driver, coordinator.beat), "beat")
         maintain(sim.faults, driver, COORDINATOR_UPKEEP_S, coordinator.maintain)
 
     def move_slices(self, every_s: float) -> None:
@@ -264,13 +289,13 @@ class SimPond:
     def crash(self) -> None:
         """The machine goes down, but for whoever else calls this kills."""
         if self.hosting is not None:
-            for process in list(self.hosting.processes.values()):
+            for process in [*self.hosting.processes.values(), *self.hosting.zombies]:
                 process.kill()
         if self.driver is not None:
             self.driver.kill()
 
     def processes(self) -> list[Process]:
-        held = [] if self.hosting is None else list(self.hosting.processes.values())
+        held = [] if self.hosting is None else [*self.hosting.processes.values(), *self.hosting.zombies]
         return [*([self.driver] if self.driver else []), *held]
 
     def connect(self, process: Process) -> Pond:
@@ -295,6 +320,12 @@ class SimPond:
         for container, process in self.hosting.processes.items():
             assert process.alive, f"container {container} has ended"
             self.hosting.services[container].validate()
+
+
+def beat(process: Process, work: Callable[[], object]) -> None:
+    while True:
+        _once(process, work)
+        process.runtime.sleep(BEAT_S)
 
 
 def maintain(faults: Faults, process: Process, every_s: float, work: Callable[[], object]) -> None:
