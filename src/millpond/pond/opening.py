@@ -56,6 +56,7 @@ def open_pond(
     code_seconds: float = CODE_SECONDS,
     memory: int | None = None,
     trust: Trust = "all",
+    backups: int = 0,
 ) -> Pond:
     """Opens the pond under `root`, with all that it held, or makes a new one. Opening a root runs the code in it.
 
@@ -66,6 +67,9 @@ def open_pond(
 
     Starts `containers` child processes with `threads` threads each (by default the cores are shared out); they
     end with this process, however it ends. `slices` counts for a new pond only: it never changes afterwards.
+    Of each slice, `backups` other containers hold a copy that is as durable and as new as the slice itself: with one, any
+    container may be lost with its disk, and its slices are served elsewhere at once. It takes as much memory and disk
+    again, and an epoch is sent to the backups before it is acknowledged.
     Other processes of this user may join at `pond.address` by `mp.connect`; with a `port` (0 takes a free one) the
     pond listens there too, at a `host` on this machine, for any user who has a token. One process at a time has a
     root open.
@@ -78,6 +82,7 @@ def open_pond(
     """
     _check_count("containers", containers, 1, 9_999)
     _check_count("slices", slices, 1, SLICES_MAX)
+    _check_count("backups", backups, 0, 16)
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // containers)
     _check_count("threads", threads, 1, 1024)
@@ -104,7 +109,7 @@ def open_pond(
         )
     embedded = _EmbeddedPond(_own_root(path, trust))
     try:
-        embedded.start(containers, threads, slices, host, port, code_seconds, memory, trust)
+        embedded.start(containers, threads, slices, host, port, code_seconds, memory, trust, backups)
     except BaseException as error:
         embedded.close()
         if isinstance(error, OSError) and not isinstance(error, MillpondError) and error.filename is not None:
@@ -177,6 +182,7 @@ class _EmbeddedPond:
         code_seconds: float,
         memory: int | None,
         trust: Trust,
+        backups: int,
     ) -> None:
         files = OsFiles()
         try:
@@ -208,7 +214,7 @@ class _EmbeddedPond:
         hosting = Embedded(
             self._root, self._sockets.path, threads, coordinator.recover, code_seconds, memory, trust
         )
-        coordinator.start(hosting, containers, slices)
+        coordinator.start(hosting, containers, slices, backups)
         threading.Thread(target=self._maintain, name="millpond-coordinator", daemon=True).start()
         threading.Thread(target=self._beat, name="millpond-beat", daemon=True).start()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Protocol, Self, get_args
@@ -23,6 +23,7 @@ from millpond.code.tables import TableSpec
 from millpond.errors import BadOption, UnknownResident, unknown_state, unknown_table
 from millpond.ops.flow import Flow
 from millpond.ops.transactions import Transactions
+from millpond.pond.scaling import await_moves, check_at_least_one, slice_ids
 from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
 from millpond.schema import check_key_types, format_ddl, parse_ddl
@@ -30,6 +31,7 @@ from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.wire.base import check_name, check_query
 from millpond.wire.groups import GroupSpec
 from millpond.wire.house import AskMetrics, Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
+from millpond.wire.moves import AskMoves, CancelMoves, MoveInfo, MoveSlices, Scale
 from millpond.wire.specs import Spec
 from millpond.wire.states import StateSpec
 
@@ -218,6 +220,38 @@ class Pond:
     def placement(self) -> dict[int, int]:
         """Which container serves each slice: `{slice: container id}`."""
         return dict(enumerate(self._locate().owners))
+
+    def move(self, slices: int | Collection[int], to: int, *, progress: bool | None = None) -> list[MoveInfo]:
+        """Has container `to` serve these slices, while queries go on. Returns when it does.
+
+        Interrupted, it goes on by itself; `cancel_moves` ends it. `progress` shows a bar, by default on a terminal.
+        """
+        asked = self._client.call(MoveSlices(slice_ids(slices), to))
+        return await_moves(self._client, asked, "moving slices", progress)
+
+    def scale(
+        self, containers: int | None = None, threads: int | None = None, *, progress: bool | None = None
+    ) -> None:
+        """Changes the number of containers, and of the threads of each, while queries go on.
+
+        Returns when the slices are shared out evenly: as few as it takes move. Threads need no slice to move.
+        Interrupted, it goes on by itself. `progress` shows a bar, by default on a terminal.
+        """
+        check_at_least_one("containers", containers)
+        check_at_least_one("threads", threads)
+        if containers is None and threads is None:
+            raise BadOption("scale changes nothing", hint="give containers= or threads=", option="containers")
+        asked = self._client.call(Scale(containers, threads))
+        if containers is not None:
+            await_moves(self._client, replace(asked, moves=[]), f"scaling to {containers}", progress)
+
+    def moves(self) -> list[MoveInfo]:
+        """Moves of slices that are under way, and the last that are over: from where to where, how far, how long still."""
+        return self._client.call(AskMoves()).moves
+
+    def cancel_moves(self) -> None:
+        """Ends the moves that are under way. Slices that have not been switched yet stay where they are."""
+        self._client.call(CancelMoves())
 
     def metrics(self) -> dict[str, Any]:
         """Figures of the coordinator, of each container, of each State, and of each group of tables and its plans."""

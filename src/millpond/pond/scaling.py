@@ -1,0 +1,87 @@
+"""Moves as a user waits for them: with a bar where somebody looks on, and an error where one failed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection
+
+from millpond.client.client import Client
+from millpond.errors import BadOption, Unavailable
+from millpond.wire.base import SliceId
+from millpond.wire.moves import AskMoves, MoveInfo, Moves
+
+LOOK_S = 0.02
+
+
+def await_moves(client: Client, asked: Moves, what: str, progress: bool | None) -> list[MoveInfo]:
+    """Returns when all is where it belongs. Interrupted, it leaves the pond to go on by itself.
+
+    `progress` shows how far it is on standard error; None does so where that is a terminal.
+    """
+    ids = [move.id for move in asked.moves]
+
+    def ask() -> Moves:
+        return client.call(AskMoves(ids))
+
+    moves = _watched(ask, what) if _is_shown(progress) else _unwatched(ask)
+    if moves.error:
+        raise Unavailable(f"{what} failed: {moves.error}", hint="what moved stays where it is", address="")
+    failed = [move for move in moves.moves if move.stage == "failed"]
+    if failed:
+        raise Unavailable(
+            f"{len(failed)} of {len(moves.moves)} moves failed: {failed[0].error}",
+            hint="those slices are served where they were; try again",
+            address="",
+        )
+    return moves.moves
+
+
+def _is_over(moves: Moves) -> bool:
+    return not moves.scaling and all(move.is_over for move in moves.moves)
+
+
+def _unwatched(ask: Callable[[], Moves]) -> Moves:
+    while not _is_over(moves := ask()):
+        time.sleep(LOOK_S)
+    return moves
+
+
+def _watched(ask: Callable[[], Moves], what: str) -> Moves:
+    from rich.console import Console  # noqa: PLC0415 - only where somebody looks on
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=1.0)
+        while not _is_over(moves := ask()):
+            done = sum(move.progress * len(move.slices) for move in moves.moves)
+            total = sum(len(move.slices) for move in moves.moves)
+            told = f"{what}: {moves.scaling}" if moves.scaling else what
+            bars.update(task, completed=done / total if total else 0.0, description=told)
+            time.sleep(LOOK_S)
+    return moves
+
+
+def _is_shown(progress: bool | None) -> bool:
+    return sys.stderr.isatty() if progress is None else progress
+
+
+def slice_ids(slices: int | Collection[int]) -> list[SliceId]:
+    """As a user gives them: one, or several."""
+    given = [slices] if isinstance(slices, int) else list(slices)
+    for number in given:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise BadOption(
+                f"{number!r} is no slice", hint="slices are whole numbers from 0 on", option="slices"
+            )
+    return [SliceId(number) for number in given]
+
+
+def check_at_least_one(option: str, value: int | None) -> None:
+    if value is not None and (
+        not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 9_999
+    ):
+        raise BadOption(
+            f"{option}={value!r} is not between 1 and 9999", hint="give a whole number", option=option
+        )
