@@ -32,9 +32,11 @@ from millpond.container.layout import (
 from millpond.container.marks import Marks
 from millpond.container.recovery import rebuild
 from millpond.container.room import ROOM_SHARE, Room
+from millpond.container.waiting import WaitingFiles
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
-from millpond.errors import BadMessage, StageLost, Unavailable
+from millpond.durable.landmark import check_root
+from millpond.errors import BadMessage, StageLost, Unavailable, not_trusted
 from millpond.runtime import Locks, Runtime, Serial
 from millpond.wire.base import Done, Exchange, Message, Read, ResidentId, SliceId, Turn
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
@@ -53,6 +55,7 @@ from millpond.wire.house import (
     Ping,
     Release,
 )
+from millpond.wire.waiting import KeepWaiting, ReadWaiting
 
 LOG_BYTES_MAX = 128 << 20
 LOG_RECORDS_MAX = 512
@@ -81,6 +84,7 @@ class ContainerService:
         self._means = (means or Means())._replace(lock=self._runtime.lock)
         self.dial = dial
         self._room = Room(self._means.memory // ROOM_SHARE)
+        self._waiting = WaitingFiles(files, root, self._room, self._runtime.bits)
         self._core: Core | None = None
         self._grounds: dict[SliceId, Ground] = {}
         self._directory = ""
@@ -152,6 +156,11 @@ class ContainerService:
     def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
         if isinstance(message, Stage):
             return Answer(self.core.stage(message, batches, self._runtime.now()))
+        if isinstance(message, KeepWaiting):
+            if not self._means.runs_code:
+                raise not_trusted("rows that wait would be kept")
+            self.core.holding(message.resident)  # one that was forgotten keeps nothing
+            return self._waiting.keep(message, batches)
         if not isinstance(message, Exchange):
             raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
         rows = next(batches, None)
@@ -169,6 +178,8 @@ class ContainerService:
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, Read):
             raise BadMessage(f"a container does not read for {type(message).__name__}")
+        if isinstance(message, ReadWaiting):
+            return self._waiting.read(message)
         return self.core.holding(message.resident).read(message)
 
     @property
@@ -184,6 +195,8 @@ class ContainerService:
             if self._core.term == message.term:
                 return
             raise BadMessage(f"this is container {self._core.container} in term {self._core.term} already")
+        if message.landmark:
+            check_root(self._root, message.landmark, f"container {message.container}", self._files)
         core = Core(message.container, message.term, message.pond_slices, self._means)
         for resident in message.residents:
             core.add(resident)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from millpond.coordinator.hosting import Host, Hosting
 from millpond.coordinator.members import Members
-from millpond.errors import ContainerFailed, CorruptFile, MillpondError, Unavailable
+from millpond.errors import ContainerFailed, CorruptFile, MillpondError, RootUnseen, Unavailable
 from millpond.runtime import Locks, Runtime
 from millpond.wire.base import Call, Term
 from millpond.wire.connection import Connection, Dialer
@@ -186,7 +186,7 @@ class Membership:
                     )
                 )
                 self.members.failed(container, term, failure, self._runtime.now())
-                if attempt == START_ATTEMPTS or isinstance(error, CorruptFile) or self._closing:
+                if attempt == START_ATTEMPTS or isinstance(error, CorruptFile | RootUnseen) or self._closing:
                     raise failure from None
                 continue
             self.live[container] = Live(host, connection, term)
