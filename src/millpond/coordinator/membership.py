@@ -61,7 +61,12 @@ class Membership:
         """Starts containers and lets them recover; raises what hinders one."""
         self._hosting = hosting
         self.members.join(ids)
-        self._runtime.map(self._bring_up, list(ids))
+        self._runtime.map(self._start_first, list(ids))
+
+    def _start_first(self, container: int) -> None:
+        # One that ends just then is brought back by `recover`: two starts would each take theirs for the one that serves.
+        with self._starting[container]:
+            self._bring_up(container)
 
     def close(self) -> None:
         self._closing = True

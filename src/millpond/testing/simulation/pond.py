@@ -25,6 +25,7 @@ from millpond.errors import (
     WriteFailed,
 )
 from millpond.pond.pond import Pond
+from millpond.testing.simulation.disk import SimFiles
 from millpond.testing.simulation.faults import Faults
 from millpond.testing.simulation.scheduler import Died, Process
 
@@ -43,6 +44,8 @@ COORDINATOR_UPKEEP_S = 1.0
 CALM_UPKEEP_S = 5.0
 """When the storms are over, it comes more rarely."""
 ORPHAN_S = 0.2
+UNSEEN = 0.5
+"""Of applications, so many do not see the pond's root."""
 
 
 def is_weather(error: Exception) -> bool:
@@ -214,8 +217,13 @@ class SimPond:
         return [*([self.driver] if self.driver else []), *held]
 
     def connect(self, process: Process) -> Pond:
+        """Every other process, by its name, is on a machine that does not have the root: its own disk is nobody's."""
         dial = self.sim.network.dialer(process)
-        return Pond(Client(dial(ADDRESS), dial, process.runtime, files=self.sim.disk.files(process)), ADDRESS)
+        files: SimFiles | None = self.sim.disk.files(process)
+        if Random(f"sight {self.sim.seed} {process.name}").random() < UNSEEN:
+            files = None
+            self.sim.faults.fire("root unseen", process.name)
+        return Pond(Client(dial(ADDRESS), dial, process.runtime, files=files), ADDRESS)
 
     def expire(self, seconds: float) -> None:
         """So much time passes for containers: nothing is staged any more."""
