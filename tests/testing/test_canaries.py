@@ -184,11 +184,11 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         [Edit(arrow_files, "check_content", "if actual != checksum:", "if False:")],
     ),
     "what is kept through the pond is not synced": (
-        0,
+        10,
         [Edit(arrow_files, "put_content", "files.sync(temporary)", "writer or files.sync(temporary)")],
     ),
     "turns are tidied that may be asked for again": (
-        0,
+        10,
         [Edit(Tidying, "tidy_turns", "if t < last and t not in needed", "if t < last")],
     ),
     "snapshots overlook events that wait": (
