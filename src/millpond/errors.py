@@ -78,6 +78,14 @@ class BadRoot(MillpondError, OSError):
     fields = ("root",)
 
 
+class RootUnseen(MillpondError, OSError):
+    """A process that must see the pond's root does not: at the path `root`, on the machine `host`. It wrote nothing."""
+
+    fields = ("root", "host")
+    root: str
+    host: str
+
+
 class NotPrivate(MillpondError, PermissionError):
     """A file or directory that must be this user's alone, and is another's or open to others. It was not used.
 

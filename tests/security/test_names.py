@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from millpond.client.waiting import WaitingPlace, WaitingRowsAway
 from millpond.code.rules import keep_latest, put
 from millpond.container import layout, marks
 from millpond.coordinator.journal import Journal
@@ -25,13 +26,14 @@ from millpond.coordinator.records import (
 )
 from millpond.durable.arrow_files import write_table_file
 from millpond.durable.files import OsFiles, remove_tree
-from millpond.errors import BadMessage, BadName, BadRoot, CorruptFile
+from millpond.durable.landmark import make_landmark
+from millpond.errors import BadMessage, BadName, CorruptFile
 from millpond.ops import frames
-from millpond.ops.answering import _root_of
+from millpond.runtime import Threads
 from millpond.stores.waiting import LIST_SCHEMA, WaitingFile, WaitingRows
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.wire import epochs, house, questions
+from millpond.wire import epochs, house, questions, waiting
 from millpond.wire.base import Epoch, ResidentId, SliceId, Term, Turn
 from millpond.wire.codec import decode, encode
 from millpond.wire.states import StateSpec
@@ -62,6 +64,11 @@ def test_a_query_has_an_id_or_is_refused(tmp_path: Path, name: str) -> None:
         house.Forget("s", "f", name),
         questions.Pin("s", "f", name, TURN, "continue"),
         epochs.BeginEpoch("s", "u", name, TURN, "continue"),
+        waiting.KeepWaiting("s", "f", name, TURN, "list-0.arrow"),
+        waiting.ReadWaiting("s", name, "q", TURN, "list-0.arrow"),
+        waiting.ReadWaiting("s", "f", "q", TURN, name),
+        waiting.KeepWaiting("s", "f", "q", TURN, f"list-0.arrow/../{name}"),
+        waiting.TidyWaiting("s", "f", name),
         questions.Pending(0, None, 0, drains={name: questions.Drain(TURN, TURN, "")}),
         questions.Pending(0, None, 0, unfinished=[name]),
     ):
@@ -140,13 +147,16 @@ def test_rows_wait_only_under_a_root_that_is_ones_own(tmp_path: Path, root: str)
     (tmp_path / "closed").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "closed")
 
-    def client(told: str) -> Any:
-        return SimpleNamespace(files=None, placement=lambda: house.Placement(told, 0, [], []))
+    landmark = make_landmark(FILES, str(tmp_path / "closed"), lambda count: 2**count - 1)
+    (name,) = os.listdir(tmp_path / "closed")
+    (tmp_path / "open" / name).write_text(landmark)
+    client: Any = SimpleNamespace(files=None, runtime=Threads())
 
-    assert _root_of(client(str(tmp_path / "closed"))) == str(tmp_path / "closed")
-    with pytest.raises(BadRoot) as caught:
-        _root_of(client(root.format(tmp=tmp_path)))
-    assert caught.value.hint
+    def rows(told: str) -> WaitingRows:
+        return WaitingPlace(told, landmark, "s", "f", "q").rows(client)
+
+    assert type(rows(str(tmp_path / "closed"))) is WaitingRows
+    assert type(rows(root.format(tmp=tmp_path))) is WaitingRowsAway
 
 
 # Messages between coordinator and containers

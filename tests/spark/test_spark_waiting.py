@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import millpond as mp
+from elsewhere import put_elsewhere
 from millpond.errors import BadDuration, BadOption, CorruptFile, EpochChanged, NullTime, WrongType
 from millpond.ops import frames
 from millpond.stores import readiness
@@ -67,7 +68,15 @@ def files_of(root: Path, state: mp.State, turn: str = "000000000000.0000") -> li
     return sorted(root.glob(f"waiting/{state.name}/views/local/{turn}/*.arrow"))
 
 
-def test_every_type_waits_and_comes_back_as_it_was(state: mp.State, spark: SparkSession) -> None:
+@pytest.mark.parametrize("away", [False, True], ids=["root seen", "root unseen"])
+def test_every_type_waits_and_comes_back_as_it_was(
+    state: mp.State, pond: mp.Pond, spark: SparkSession, away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where neither driver nor tasks see the pond's root. Here the driver could not do without the pond."""
+    if away:
+        put_elsewhere(pond)
+        monkeypatch.setattr(WaitingRows, "put", None)
+        monkeypatch.setattr(WaitingRows, "get", None)
     columns = [f.expr(text).alias(name) for name, text in TYPES.items()]
     rows = spark.sql("SELECT 1L AS k, 20L AS t").select("*", *columns)
     seen: list[tuple[str, list[str]]] = []

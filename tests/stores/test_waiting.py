@@ -1,18 +1,27 @@
-"""Waiting rows on disk: what is listed is read back whole, or refused; whatever crashes, and whoever else writes."""
+"""Waiting rows on disk: what is listed is read back whole, or refused; whatever crashes, and whoever else writes.
+
+Both ways are held to it: that of who sees the root, and that through the pond.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from millpond.client.waiting import WaitingRowsAway
 from millpond.durable.crashpoints import WAITING_POINTS, SimulatedCrash, armed
+from millpond.durable.files import OsFiles
 from millpond.errors import CorruptFile
+from millpond.stores import waiting
 from millpond.stores.waiting import WaitingFile, WaitingRows
 from millpond.testing import LossyFiles
+from millpond.testing.local import LocalPond
 from millpond.wire.base import Turn
+from millpond.wire.questions import Pin
 
 TURN = Turn(3)
 
@@ -23,6 +32,19 @@ def batch(*keys: int) -> pa.RecordBatch:
 
 def rows_in(root: Path | str, files: LossyFiles | None = None) -> WaitingRows:
     return WaitingRows(str(root), "s", "views", "q", files)
+
+
+def rows_away(root: Path | str, files: LossyFiles | None = None) -> WaitingRows:
+    pond = LocalPond(OsFiles() if files is None else files, str(root), containers=2)
+    pond.state("s", key="long", value="long").fetch(key="k", at="t", name="views").to(
+        lambda rows, epoch: None
+    )
+    pond._client.call(Pin("s", "views", "q", TURN, "new"))
+    return WaitingRowsAway(pond._client, str(root), "s", "views", "q")
+
+
+Way = Callable[..., WaitingRows]
+both_ways = pytest.mark.parametrize("rows_of", [rows_in, rows_away])
 
 
 def keep(rows: WaitingRows, *parts: pa.RecordBatch, turn: Turn = TURN) -> list[WaitingFile]:
@@ -49,8 +71,9 @@ def path_of(rows: WaitingRows, name: str, turn: str = "000000000003.0000") -> Pa
     return Path(rows.folder, turn, name)
 
 
-def test_what_was_listed_is_read_back_and_any_reader_opens_it(tmp_path: Path) -> None:
-    rows = rows_in(tmp_path)
+@both_ways
+def test_what_was_listed_is_read_back_and_any_reader_opens_it(rows_of: Way, tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
     files = keep(rows, batch(1, 2), batch(3))
     assert kept(rows, files) == [1, 2, 3]
     assert [listed.rows for listed in rows.listed(TURN, token_of(files)).files] == [2, 1]
@@ -58,13 +81,14 @@ def test_what_was_listed_is_read_back_and_any_reader_opens_it(tmp_path: Path) ->
         assert reader.read_all().to_batches() == [batch(1, 2)]
 
 
-def test_a_flipped_bit_is_never_another_row(tmp_path: Path) -> None:
-    rows = rows_in(tmp_path)
+@both_ways
+def test_a_flipped_bit_is_never_another_row(rows_of: Way, tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
     files = keep(rows, batch(1, 2), batch(3))
     for name in (*(file.name for file in files), list_of(files)):
         path = path_of(rows, name)
         whole = path.read_bytes()
-        for place in range(len(whole)):
+        for place in range(0, len(whole), 1 if rows_of is rows_in else 7):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
             with pytest.raises(CorruptFile, match=name):
                 kept(rows, files)
@@ -72,8 +96,9 @@ def test_a_flipped_bit_is_never_another_row(tmp_path: Path) -> None:
     assert kept(rows, files) == [1, 2, 3]
 
 
-def test_a_missing_file_is_refused_and_a_leftover_is_not_seen(tmp_path: Path) -> None:
-    rows = rows_in(tmp_path)
+@both_ways
+def test_a_missing_file_is_refused_and_a_leftover_is_not_seen(rows_of: Way, tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
     files = keep(rows, batch(1))
     path_of(rows, files[0].name + ".tmp").write_bytes(b"half a file")
     path_of(rows, list_of(files) + ".tmp").write_bytes(b"half a list")
@@ -84,8 +109,9 @@ def test_a_missing_file_is_refused_and_a_leftover_is_not_seen(tmp_path: Path) ->
             kept(rows, files)
 
 
-def test_a_file_of_another_turn_or_driver_is_refused_though_it_is_whole(tmp_path: Path) -> None:
-    rows = rows_in(tmp_path)
+@both_ways
+def test_a_file_of_another_turn_or_driver_is_refused_though_it_is_whole(rows_of: Way, tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
     files = keep(rows, batch(1))
     others = keep(rows, batch(2), turn=Turn(4))
     os.replace(path_of(rows, others[0].name, "000000000004.0000"), path_of(rows, files[0].name))
@@ -96,8 +122,9 @@ def test_a_file_of_another_turn_or_driver_is_refused_though_it_is_whole(tmp_path
         kept(rows, files)
 
 
-def test_of_two_drivers_that_run_the_same_turn_each_has_its_own_list(tmp_path: Path) -> None:
-    one, two = rows_in(tmp_path), rows_in(tmp_path)
+@both_ways
+def test_of_two_drivers_that_run_the_same_turn_each_has_its_own_list(rows_of: Way, tmp_path: Path) -> None:
+    one, two = rows_of(tmp_path), rows_in(tmp_path)
     files, others = keep(one, batch(1), batch(2)), keep(two, batch(1, 2))
     assert kept(one, files) == kept(two, files) == kept(one, others) == [1, 2]
     with pytest.raises(CorruptFile, match="another turn or driver"):
@@ -107,23 +134,64 @@ def test_of_two_drivers_that_run_the_same_turn_each_has_its_own_list(tmp_path: P
 @pytest.mark.parametrize("point", WAITING_POINTS)
 @pytest.mark.parametrize("hit", [1, 2, 3])
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_a_crash_at_any_point_leaves_what_was_listed_before(point: str, hit: int, seed: int | None) -> None:
+@both_ways
+def test_a_crash_at_any_point_leaves_what_was_listed_before(
+    rows_of: Way, point: str, hit: int, seed: int | None
+) -> None:
     files = LossyFiles(seed=seed)
-    rows = rows_in("/pond", files)
+    rows = rows_of("/pond", files)
     before = keep(rows, batch(1))
     with armed(point, hit, action=files.halt) as plan, pytest.raises(SimulatedCrash):
         keep(rows, batch(1, 2), batch(3))
     assert plan.fired
-    again = rows_in("/pond", files.crash())
+    again = rows_of("/pond", files.crash())
     assert kept(again, before) == [1]
     assert kept(again, keep(again, batch(4))) == [4]
 
 
-def test_what_was_listed_survives_the_machine() -> None:
+@both_ways
+def test_what_was_listed_survives_the_machine(rows_of: Way) -> None:
     for seed in range(10):
         files = LossyFiles(seed=seed)
-        listed = keep(rows_in("/pond", files), batch(1), batch(2))
+        listed = keep(rows_of("/pond", files), batch(1), batch(2))
         assert kept(rows_in("/pond", files.crash()), listed) == [1, 2]
+
+
+@both_ways
+def test_many_rows_are_kept_in_files_of_a_bounded_size(
+    rows_of: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container must be able to hold each of them. A row that is larger than that has a file of its own."""
+    monkeypatch.setattr(waiting, "FILE_BYTES_MAX", 1000)
+    rows, token = rows_of(tmp_path), "0" * 16
+    small = [batch(*range(start, start + 300)) for start in (0, 300)]  # of 16 bytes a row
+    files = rows.keep(TURN, token, [*small, batch(600)])
+    assert sum(file.rows for file in files) == 601
+    assert max(file.rows for file in files) <= 1000 // 16
+    assert len(files) <= 12
+    rows.list_files(TURN, token, "{}", files)
+    assert kept(rows, files) == list(range(601))
+    wide = pa.record_batch({"k": pa.array([1, 2], pa.int64()), "text": ["x" * 3000, "y" * 3000]})
+    assert [file.rows for file in rows.keep(TURN, token, [wide])] == [1, 1]
+    assert rows.keep(TURN, token, [batch()]) == []
+
+
+def test_rows_of_every_type_go_through_the_pond_as_they_are(tmp_path: Path) -> None:
+    """Also such as no message of the pond's own may have: nobody on the way looks at them."""
+    rows = rows_away(tmp_path)
+    odd = pa.record_batch(
+        {
+            "k": pa.array([1, 2], pa.int64()),
+            "view": pa.array(["a", None], pa.string_view()),
+            "runs": pa.RunEndEncodedArray.from_arrays([2], ["x"]),
+            "some": pa.UnionArray.from_sparse(
+                pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array([3, 4])]
+            ),
+            "words": pa.array(["a", "b"]).dictionary_encode(),
+        }
+    )
+    listed = waiting.WaitingList(TURN, "f" * 16, "", [rows.write(TURN, "f" * 16, [odd])])
+    assert rows.read(listed, listed.files[0]).to_batches() == [odd]
 
 
 def test_what_a_zombie_writes_is_not_read_and_goes_with_its_turn_or_after_it(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from millpond.coordinator.epochs import EpochCommit
 from millpond.coordinator.membership import Membership
 from millpond.coordinator.slices import Slices
 from millpond.coordinator.telling import Telling
+from millpond.coordinator.tidying import Tidying
 from millpond.durable import arrow_files
 from millpond.stores import readiness
 from millpond.testing import simulate
@@ -54,7 +55,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
         [
             Edit(
                 arrow_files,
-                "write_table_file",
+                "put_content",
                 "files.sync(temporary)",
                 "kind == 'log' or files.sync(temporary)",
             )
@@ -181,7 +182,15 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     ),
     "damage of a file goes unnoticed": (
         1456,
-        [Edit(arrow_files, "_checked_payload", "if actual != checksum:", "if False:")],
+        [Edit(arrow_files, "check_content", "if actual != checksum:", "if False:")],
+    ),
+    "what is kept through the pond is not synced": (
+        10,
+        [Edit(arrow_files, "put_content", "files.sync(temporary)", "writer or files.sync(temporary)")],
+    ),
+    "turns are tidied that may be asked for again": (
+        10,
+        [Edit(Tidying, "tidy_turns", "if t < last and t not in needed", "if t < last")],
     ),
     "snapshots overlook events that wait": (
         12,

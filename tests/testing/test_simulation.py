@@ -30,6 +30,7 @@ FAULTS = {
     "request doubled",
     "request lost",
     "request reordered",
+    "root unseen",
     "silence",
     "slices moved",
     "slow sync",

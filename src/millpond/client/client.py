@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -266,6 +267,19 @@ class Client:
         def work() -> _T:
             placement = self.placement()
             return ask(self._connection(placement, placement.owners[home]), placement.slices)
+
+        return self._retry(work)
+
+    def ask_any(self, first: int, ask: Callable[[Connection], _T]) -> _T:
+        """Asks a container, whichever: by the number `first`, and the next one where that is away."""
+        numbers = count(first)
+
+        def work() -> _T:
+            placement = self.placement()
+            if not placement.containers:
+                raise Unavailable("no container is up", hint="try again in a moment", address="")
+            info = placement.containers[next(numbers) % len(placement.containers)]
+            return ask(self._connection(placement, info.id))
 
         return self._retry(work)
 

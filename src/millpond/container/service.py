@@ -21,9 +21,11 @@ from millpond.container.log import Log
 from millpond.container.marks import Marks
 from millpond.container.recovery import rebuild
 from millpond.container.room import ROOM_SHARE, Room
+from millpond.container.waiting import WaitingFiles
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
-from millpond.errors import BackupLost, BadMessage, MillpondError, StageLost, Unavailable
+from millpond.durable.landmark import check_root
+from millpond.errors import BackupLost, BadMessage, MillpondError, StageLost, Unavailable, not_trusted
 from millpond.runtime import Locks, Runtime, Serial
 from millpond.wire.backups import (
     AskLag,
@@ -58,6 +60,7 @@ from millpond.wire.house import (
     SnapshotList,
 )
 from millpond.wire.moves import SetThreads
+from millpond.wire.waiting import KeepWaiting, ReadWaiting
 
 SWEEP_ENTRIES = 4096
 # Connections to other containers that are kept; of those that ended, too, until there are more.
@@ -86,6 +89,7 @@ class ContainerService:
         self._means = (means or Means())._replace(lock=self._runtime.lock)
         self.dial = dial
         self._room = Room(self._means.memory // ROOM_SHARE)
+        self._waiting = WaitingFiles(files, root, self._room, self._runtime.bits)
         # These come together, by `Assign`.
         self._core: Core | None = None
         self._log: Log | None = None
@@ -198,6 +202,11 @@ class ContainerService:
         if isinstance(message, BackUp):
             self.backups.keep(message, batches)
             return Answer(Done())
+        if isinstance(message, KeepWaiting):
+            if not self._means.runs_code:
+                raise not_trusted("rows that wait would be kept")
+            self.core.holding(message.resident)  # one that was forgotten keeps nothing
+            return self._waiting.keep(message, batches)
         if not isinstance(message, Exchange):
             raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
         self._check_lease()
@@ -219,6 +228,8 @@ class ContainerService:
         self._check_lease()
         if isinstance(message, ReadHeld):
             return read_held(self.core.holding(message.resident), message.slice)
+        if isinstance(message, ReadWaiting):
+            return self._waiting.read(message)
         return self.core.holding(message.resident).read(message)
 
     def _pulse(self, lease_s: float | None) -> Pulse:
@@ -282,6 +293,8 @@ class ContainerService:
             raise BadMessage(f"this is container {self._core.container} in term {self._core.term} already")
         if message.threads:
             self._means.run.resize(message.threads)
+        if message.landmark:
+            check_root(self._root, message.landmark, f"container {message.container}", self._files)
         core = Core(message.container, message.term, message.pond_slices, self._means)
         directory = directory_name(message.term, message.container)
         lock, numbers = self._runtime.lock, count(1)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from millpond.coordinator.detector import LEASE_S, Detector
 from millpond.coordinator.hosting import Host, Hosting
 from millpond.coordinator.members import Members
-from millpond.errors import ContainerFailed, CorruptFile, MillpondError, Unavailable
+from millpond.errors import ContainerFailed, CorruptFile, MillpondError, RootUnseen, Unavailable
 from millpond.runtime import Locks, Runtime
 from millpond.wire.base import Call, Term
 from millpond.wire.connection import Connection, Dialer
@@ -69,7 +69,12 @@ class Membership:
         """Starts containers and lets them recover; raises what hinders one."""
         self._hosting = hosting
         self.members.join(ids)
-        self._runtime.map(self._bring_up, list(ids))
+        self._runtime.map(self._start_first, list(ids))
+
+    def _start_first(self, container: int) -> None:
+        # One that ends just then is brought back by `recover`: two starts would each take theirs for the one that serves.
+        with self._starting[container]:
+            self._bring_up(container)
 
     def add(self, ids: Sequence[int]) -> None:
         """More containers, with no slices yet; raises what hinders one, and then none of them is there."""
@@ -266,7 +271,7 @@ class Membership:
                     )
                 )
                 self.members.failed(container, term, failure, self._runtime.now())
-                if attempt == START_ATTEMPTS or isinstance(error, CorruptFile) or self._closing:
+                if attempt == START_ATTEMPTS or isinstance(error, CorruptFile | RootUnseen) or self._closing:
                     raise failure from None
                 continue
             self.live[container] = Live(host, connection, term)

@@ -26,6 +26,7 @@ from millpond.coordinator.slices import Slices
 from millpond.coordinator.telling import Telling
 from millpond.coordinator.tidying import Tidying
 from millpond.durable.files import Files
+from millpond.durable.landmark import make_landmark, remove_landmarks
 from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Unavailable, not_trusted
 from millpond.runtime import Runtime, Serial
 from millpond.wire.base import Call, Done, Message
@@ -48,6 +49,7 @@ from millpond.wire.house import (
 from millpond.wire.moves import AskMoves, CancelMoves, Moves, MoveSlices, Scale, SetThreads
 from millpond.wire.questions import Answered, AskPending, AskProgress, Pin, Pinned, Report
 from millpond.wire.specs import Spec
+from millpond.wire.waiting import TidyWaiting
 
 CLOSE_S_MAX = 30.0
 REPLICATE_PAUSE_S = 2.0
@@ -124,6 +126,7 @@ class CoordinatorService:
             self._memory.record = record
             self._check_whole()
             self._memory.change(lambda pond: placement.opened(pond, range(containers)))
+        self._slices.landmark = make_landmark(self._files, self._root, self._runtime.bits)
         self._containers.start(hosting, range(containers))
         self._tidying.tidy()
         self._open = True
@@ -161,6 +164,9 @@ class CoordinatorService:
             self._checkpoint_for(CLOSE_S_MAX)
         self._open = False
         self._containers.close()
+        if self._slices.landmark:
+            with suppress(OSError):
+                remove_landmarks(self._files, self._root)
 
     def _checkpoint_for(self, seconds: float) -> None:
         """Checkpoints every container, if that does not take longer: it is only to save time later."""
@@ -284,10 +290,8 @@ class CoordinatorService:
                 self._memory.change(lambda record: updates.handed_over(record, message))
             case Report(resident):
                 self._move_progress(resident, lambda record: updates.report(record, message))
-            case Pin():
-                return self._pin(message)
-            case Answered():
-                self._answered(message)
+            case Pin() | Answered() | TidyWaiting():
+                return self._on_turn(message)
             case Checkpoint():
                 self._checkpoint_and_tidy()
             case _:
@@ -384,6 +388,17 @@ class CoordinatorService:
 
     # Progress
 
+    def _on_turn(self, message: Pin | Answered | TidyWaiting) -> Message:
+        """What fetchers say of their turns."""
+        match message:
+            case Pin():
+                return self._pin(message)
+            case Answered():
+                self._answered(message)
+            case TidyWaiting():
+                self._tidying.tidy_turns(message)
+        return Done()
+
     def _pin(self, message: Pin) -> Pinned:
         self._commits.await_visible(message.resident)
         with self._memory.lock:
@@ -391,6 +406,7 @@ class CoordinatorService:
             record, pinned = fetches.pin(before, message, self._commits.progress(message.resident).update)
             if record is not before:
                 self._memory.write(record)
+        pinned = replace(pinned, landmark=self._slices.landmark)
         self._commits.tell_progress(message.resident)
         if pinned.previous is None:
             return pinned

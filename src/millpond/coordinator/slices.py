@@ -34,6 +34,8 @@ class Slices:
         self._telling = telling
         self._runtime = runtime
         self.moving = runtime.lock()
+        self.landmark = ""
+        """By which others know the root; there is one before a container comes up."""
         self._orders = 0
         self._move: Move | None = None
         # Those that ended with somebody astray.
@@ -60,7 +62,8 @@ class Slices:
             record = self._memory.record
             known = self._telling.residents()
         slices = record.slices_of(container)
-        connection.call(Assign(term, container, record.slices, list(known.values()), self.threads))
+        residents = list(known.values())
+        connection.call(Assign(term, container, record.slices, residents, self.threads, self.landmark))
         connection.call(
             Adopt(
                 self.order(),
@@ -279,6 +282,7 @@ class Slices:
                 ContainerInfo(c, each.host.pid, each.host.address, tuple(record.slices_of(c)))
                 for c, each in sorted(live.items())
             ],
+            landmark=self.landmark,
         )
 
 

@@ -24,11 +24,12 @@ from millpond.coordinator.slices import Slices
 from millpond.durable.files import Files, remove_tree
 from millpond.errors import Unavailable
 from millpond.runtime import Runtime
+from millpond.stores.waiting import WAITING, WaitingRows
 from millpond.wire.base import ResidentId, SliceId, Term
 from millpond.wire.house import ContainerStatus, ListSnapshots, Release
+from millpond.wire.waiting import TidyWaiting
 
 TIDY_S = 2.0
-WAITING = "waiting"
 
 
 class Tidying:
@@ -95,6 +96,19 @@ class Tidying:
         for parts in every:
             if parts not in known:
                 remove_tree(self._files, os.path.join(base, *parts))
+
+    def tidy_turns(self, message: TidyWaiting) -> None:
+        """Removes rows that waited in turns of a query which nobody asks for again. The message may come late."""
+        rows = WaitingRows(self._root, message.resident, message.fetcher, message.query, self._files)
+        files = rows.files_of(lambda turn: True)
+        # Only now, and these files alone: a query of the same name that begins anew has others.
+        record = self._memory.record.residents.get(message.resident)
+        fetcher = None if record is None else record.fetchers.get(message.fetcher)
+        asking = None if fetcher is None else fetcher.queries.get(message.query)
+        if asking is not None and asking.pins:
+            needed = {pin.turn for pin in asking.pins}
+            last = asking.pins[-1].turn
+            rows.remove({t: names for t, names in files.items() if t < last and t not in needed})
 
     def _tidy_snapshots(self, record: PondRecord, terms: set[Term]) -> None:
         """Removes those of residents that were forgotten, and those that no slice rests on any more."""

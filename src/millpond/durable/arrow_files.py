@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 import pyarrow as pa
 
 from millpond.durable.crashpoints import reach
-from millpond.durable.files import Files
+from millpond.durable.files import AnyBuffer, Files
 from millpond.errors import BadOption, CorruptFile, WriteFailed
 from millpond.private import AnyPath
 
@@ -48,16 +48,32 @@ def write_table_file(
     `millpond.`, and comes back without it; the key `version` is taken. The directory must exist. Where an
     `WriteFailed` comes out, the file may or may not be there, whole in either case.
     """
-    path = os.fspath(path)
-    temporary = path + TEMPORARY
+    put_content(files, path, kind, table_content(schema, batches, metadata))
+
+
+def table_content(
+    schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: Mapping[str, str]
+) -> list[AnyBuffer]:
+    """What `write_table_file` puts into a file: buffers, one after another, the trailer last."""
     payload = _payload(schema, batches, metadata)
     checksum = 0
     for buffer in payload:
         checksum = zlib.crc32(buffer, checksum)
-    trailer = _TRAILER.pack(MAGIC, VERSION, sum(buffer.size for buffer in payload), checksum)
+    return [*payload, _TRAILER.pack(MAGIC, VERSION, sum(buffer.size for buffer in payload), checksum)]
+
+
+def put_content(
+    files: Files, path: AnyPath, kind: str, content: Sequence[AnyBuffer], writer: str = ""
+) -> None:
+    """Makes the file hold this content, as `write_table_file` does.
+
+    Where several may write the same file at once, each has a name of its own, `writer`: whose comes last counts.
+    """
+    path = os.fspath(path)
+    temporary = f"{path}.{writer}{TEMPORARY}" if writer else path + TEMPORARY
     try:
         reach(f"{kind}.append.before")
-        files.write(temporary, [*payload, trailer])
+        files.write(temporary, content)
         reach(f"{kind}.append.after")
         reach(f"{kind}.sync.before")
         files.sync(temporary)
@@ -87,8 +103,13 @@ def read_table_file(files: Files, path: AnyPath) -> tuple[list[pa.RecordBatch], 
     returned is all of what was written. The checksum is anyone's to make, so the columns are checked as well: nobody
     reads out of bounds by them.
     """
+    return table_in(read_content(files, path), path)
+
+
+def table_in(content: pa.Buffer, path: AnyPath) -> tuple[list[pa.RecordBatch], pa.Schema, dict[str, str]]:
+    """The same, of the content of a file; `path` is for the error."""
     path = os.fspath(path)
-    payload = _checked_payload(files, path)
+    payload = check_content(content, path)
     try:
         with pa.ipc.open_stream(payload) as reader:
             schema = reader.schema
@@ -108,7 +129,7 @@ def read_table_file(files: Files, path: AnyPath) -> tuple[list[pa.RecordBatch], 
 def read_metadata(files: Files, path: AnyPath) -> dict[str, str]:
     """The metadata given to `write_table_file`; checks the whole file, as `read_table_file` does."""
     path = os.fspath(path)
-    payload = _checked_payload(files, path)
+    payload = check_content(read_content(files, path), path)
     try:
         return _split_metadata(pa.ipc.read_schema(payload))[0]
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -180,15 +201,21 @@ class _Buffers:
         self.closed = True
 
 
-def _checked_payload(files: Files, path: str) -> pa.Buffer:
+def read_content(files: Files, path: AnyPath) -> pa.Buffer:
+    """All that a file holds, unchecked; `CorruptFile` where there is none."""
+    path = os.fspath(path)
     if path.endswith(TEMPORARY):
         _refuse(path, "it is the leftover of an unfinished write")
     try:
-        content = files.read(path)
+        return files.read(path)
     except FileNotFoundError:
         _refuse(path, "it is missing")
     except IsADirectoryError:
         _refuse(path, "it is a directory")
+
+
+def check_content(content: pa.Buffer, path: str) -> pa.Buffer:
+    """The Arrow stream in the content of a file; `CorruptFile`, with the path, if it is not whole."""
     if content.size < _TRAILER.size:
         _refuse(path, f"it is too short: {content.size} bytes, and the trailer alone has {_TRAILER.size}")
     payload = content.slice(0, content.size - _TRAILER.size)

@@ -30,7 +30,7 @@ POINTS: Final[tuple[str, ...]] = tuple(
 WAITING_POINTS: Final[tuple[str, ...]] = tuple(
     f"waiting.{step}.{side}" for step in FILE_STEPS for side in ("before", "after")
 )
-"""Those of Spark's tasks and driver, where they write rows that wait."""
+"""Those of whoever writes rows that wait: tasks and drivers of Spark, and containers for those who do not see the root."""
 
 ENVIRONMENT: Final = "MILLPOND_CRASH"
 

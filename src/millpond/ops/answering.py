@@ -1,7 +1,8 @@
 """A fetch on a stream: each epoch's rows are answered as soon as U has passed them; the others wait.
 
 U is pinned for every epoch before anything runs, so that the answers are a pure function of the rows: running
-an epoch again gives the same. Rows that wait are kept under the pond's root, and join the next epoch's.
+an epoch again gives the same. Rows that wait are kept under the pond's root, and join the next epoch's; whoever does
+not see the root has the pond keep them there.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from millpond import private
 from millpond.client.client import Client
 from millpond.client.runs import Run
-from millpond.errors import BadOption, BadRoot, NotPrivate
+from millpond.client.waiting import WaitingPlace
+from millpond.errors import BadOption
 from millpond.ops import frames
 from millpond.ops.asking import DIGESTS, Asking
 from millpond.ops.columns import as_table
@@ -76,7 +77,7 @@ class Answering:
         self.state = asking.state
         client.call(Register(asking.state, name, "fetcher"))
         self._operator = client.runs.new_operator()
-        self._place = (_root_of(client), asking.state, name)
+        self._place = (client.placement().root, asking.state, name)
         self._own_turns = OwnTurns(self) if own_turns else None
         if self._own_turns is not None and self.pending().rows:
             spark = frames.default_session()
@@ -125,17 +126,24 @@ class Answering:
         delay = self._delay_for(frames.time_kind_of(like.schema, asking.high))
         pinned = self._client.call(Pin(asking.state, self.name, query, turn, self._history))
         frames.check_kinds(like.schema, asking, pinned.time_kind)
-        rows = self._rows(query)
+        place = self._waiting_place(query, pinned.landmark)
+        rows = place.rows(self._client)
         began_s = self._client.runtime.now()
         with frames.errors_of_tasks():
-            left, seen = self._answer(frame, like, pinned, rows, turn)
+            left, seen = self._answer(frame, like, pinned, place, rows, turn)
         took_ms = 1_000 * (self._client.runtime.now() - began_s)
         waits = None if seen.waits is None else total([seen.waits], took_ms)
         self._end(query, turn, left, seen._replace(waits=waits), delay)
         rows.remove_before(pinned.oldest, turn)
 
     def _answer(
-        self, frame: DataFrame | None, like: DataFrame, pinned: Pinned, rows: WaitingRows, turn: Turn
+        self,
+        frame: DataFrame | None,
+        like: DataFrame,
+        pinned: Pinned,
+        place: WaitingPlace,
+        rows: WaitingRows,
+        turn: Turn,
     ) -> tuple[Left, _Seen]:
         """Has the function take the answers. The tasks that give them also write down what waits, and report it."""
         sight = Sight(pinned.update, pinned.late_below, self._committed, pinned.passed)
@@ -143,7 +151,7 @@ class Answering:
         waited = None
         if pinned.previous is not None:
             waited = Waited.of(rows.listed(pinned.previous, pinned.token), like)
-        one_pass = OnePass(link, self._asking, sight, rows, turn, frame, waited, like.sparkSession, schema)
+        one_pass = OnePass(link, self._asking, sight, place, turn, frame, waited, like.sparkSession, schema)
         token, reports = one_pass.through(lambda answers: self._to(answers, turn.number))
         if pinned.update == math.inf and self._delay is None and pinned.late_below == -math.inf:
             return Left(), _Seen(
@@ -173,7 +181,7 @@ class Answering:
         delay = self._delay_for(new.kind)
         pinned = self._client.call(Pin(asking.state, self.name, query, turn, self._history))
         asking.questions(table.slice(0, 0), pinned.time_kind)
-        rows = WaitingRows(*self._place, query, self._client.files, self._client.runtime.bits)
+        rows = self._waiting_place(query, pinned.landmark).rows(self._client)
         late = readiness.positions(readiness.late(new.lows, new.highs, pinned.late_below), len(table))
         newest = new.highs if new.lows is None else new.lows
         seen = _Seen(int(newest.max()) if len(table) else None, len(late))
@@ -189,7 +197,7 @@ class Answering:
         left = Left()
         if len(waiting):
             token = rows.token()
-            rows.list_files(turn, token, "", [rows.write(turn, token, waiting.to_batches())])
+            rows.list_files(turn, token, "", rows.keep(turn, token, waiting.to_batches()))
             first = asking.questions(waiting, "")
             left = Left(len(waiting), asking.first_time(first.lowest), token, first.digest)
         self._to(asking.answer(self._client, timely.take(ready)), epoch)
@@ -267,7 +275,7 @@ class Answering:
             self._drain(query, drain, spark)
 
     def _drain(self, query: str, drain: Drain, spark: SparkSession | None = None) -> None:
-        rows = self._rows(query)
+        rows = self._waiting_place(query, self._client.placement().landmark).rows(self._client)
         listed = rows.listed(drain.left, drain.token)
         if not listed.schema:  # they came in Arrow tables
             self._answer_table(rows.read(listed, listed.files[0]).slice(0, 0), drain.turn.number, query)
@@ -287,27 +295,9 @@ class Answering:
     def _delay_for(self, kind: TimeKind) -> int | None:
         return None if self._delay is None else delay_for(kind, self._delay)
 
-    def _rows(self, query: str) -> WaitingRows:
-        return WaitingRows(*self._place, query, self._client.files)
-
-
-def _root_of(client: Client) -> str:
-    """Where rows that wait are kept. The pond tells; it must be a root that only this user can write."""
-    root = client.placement().root
-    if client.files is not None:
-        return root  # not on this machine's disk
-    try:
-        if private.real_path(root) == root:
-            private.check_directory(root)
-            return root
-        why = "it is not a path without links"
-    except OSError as error:
-        why = error.message if isinstance(error, NotPrivate) else error.strerror or str(error)
-    raise BadRoot(
-        f"rows that wait cannot be kept under the pond's root {root}: {why}",
-        hint="run the fetch as the user who opened the pond, on the same machine",
-        root=root,
-    )
+    def _waiting_place(self, query: str, landmark: str) -> WaitingPlace:
+        root, state, name = self._place
+        return WaitingPlace(root, landmark, state, name, query)
 
 
 def _like(table: pa.Table, schema: pa.Schema) -> pa.Table:

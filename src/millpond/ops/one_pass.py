@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.client.link import Link
+from millpond.client.waiting import WaitingPlace
 from millpond.ops import frames
 from millpond.ops.asking import DIGESTS, Asking, Questions
 from millpond.ops.reports import Report, Reporting, collecting, covering, of_every_task, tasks_of_stage
@@ -19,7 +20,7 @@ from millpond.ops.tasks import ASK_ROWS, client_of, gathered
 from millpond.ops.waiting import Widening, widening
 from millpond.ops.waits import total, waits_of, with_arrival, without_arrival
 from millpond.stores import readiness
-from millpond.stores.waiting import WaitingList, WaitingRows
+from millpond.stores.waiting import WaitingFile, WaitingList, WaitingRows, new_token
 from millpond.times import Progress
 from millpond.wire.base import Turn
 from millpond.wire.questions import Passed, Waits
@@ -91,7 +92,7 @@ class AnswerTask:
         link: Link,
         asking: Asking,
         sight: Sight,
-        rows: WaitingRows,
+        place: WaitingPlace,
         turn: Turn,
         began: int,
         reporting: Reporting,
@@ -101,7 +102,7 @@ class AnswerTask:
         self._link = link
         self._asking = asking
         self._sight = sight
-        self._rows = rows
+        self._place = place
         self._turn = turn
         self._began = began
         self._reporting = reporting
@@ -159,7 +160,7 @@ class AnswerTask:
             stage=context.stageId(),
             task=context.partitionId(),
             content=content,
-            files=[self._rows.write(self._turn, token, batches) for batches in left.by_schema()],
+            files=self._kept(left, token),
             lowest=left.lowest,
             digest=left.digest,
             newest=left.newest,
@@ -168,6 +169,14 @@ class AnswerTask:
             share=share,
         )
         self._reporting.send(report)
+
+    def _kept(self, left: _Left, token: str) -> list[WaitingFile]:
+        """Where this task runs, the root may be seen or not."""
+        groups = left.by_schema()
+        if not groups:
+            return []
+        rows = self._place.rows(client_of(self._link))
+        return [file for batches in groups for file in rows.keep(self._turn, token, batches)]
 
 
 class WaitedTask(AnswerTask):
@@ -178,10 +187,11 @@ class WaitedTask(AnswerTask):
         self._waited = waited
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = self._place.rows(client_of(self._link))
         for batch in batches:
             for share in batch.column(0).to_pylist():
                 left = _Left(self._asking)
-                for table, arrived in self._waited.read(self._rows, share):
+                for table, arrived in self._waited.read(rows, share):
                     since = self._began if arrived is None else arrived
                     yield from self._answered(table, self._asking.questions(table, ""), left, since)
                 self._report(left, f"share {share}", share)
@@ -195,15 +205,14 @@ class OnePass:
         link: Link,
         asking: Asking,
         sight: Sight,
-        rows: WaitingRows,
+        place: WaitingPlace,
         turn: Turn,
         frame: DataFrame | None,
         waited: Waited | None,
         spark: SparkSession,
         schema: StructType,
     ) -> None:
-        self._common = link, asking, sight, rows, turn, time.time_ns() // 1_000
-        self._rows = rows
+        self._common = link, asking, sight, place, turn, time.time_ns() // 1_000
         self._frame: DataFrame | None = None
         self._partitions = 0
         if frame is not None:
@@ -217,14 +226,14 @@ class OnePass:
         """The function gets the ready rows with their answers. The token of what was kept, and the reports of all
         partitions; None for these if the function did not read its frame to the end.
         """
-        context, token = self._spark.sparkContext, self._rows.token()
+        context, token = self._spark.sparkContext, new_token()
         with collecting(context, token) as (reporting, reports):
             function(self._answers(reporting))
             return token, covering(reports, self._parts, partial(tasks_of_stage, context))
 
     def by_itself(self) -> tuple[str, list[Report]]:
         """Keeps what waits, and asks nobody, in a job of its own."""
-        token = self._rows.token()
+        token = new_token()
         with collecting(self._spark.sparkContext, token) as (reporting, reports):
             self._answers(reporting, asks=False).write.format("noop").mode("append").save()
             return token, of_every_task(reports, self._parts)

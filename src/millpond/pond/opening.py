@@ -38,7 +38,7 @@ SLICES_MAX = 65_535
 CODE_SECONDS_MIN = 0.1
 # What a container needs before it holds anything is some 300 MiB.
 MEMORY_MIN = 512 << 20
-_OF_A_POND = r"(lock|token|journal|containers?|snapshots|waiting|sockets)\b"
+_OF_A_POND = r"(lock|token|journal|containers?|snapshots|waiting|sockets|landmark)\b"
 ORPHANS_TIMEOUT_S = 30.0
 UPKEEP_S = 0.5
 Trust = Literal["all", "data"]

@@ -48,6 +48,12 @@ Directory = Annotated[str, msgspec.Meta(pattern=rf"^{_DIRECTORY}\Z")]
 DirectoryOrNone = Annotated[str, msgspec.Meta(pattern=rf"^({_DIRECTORY})?\Z")]
 ListToken = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,32}\Z")]
 """Names a list of waiting rows; empty where none wait."""
+WaitingName = Annotated[
+    str, msgspec.Meta(pattern=r"^(list-[0-9a-f]{1,32}|[0-9a-f]{1,32}-[0-9a-f]{16})\.arrow\Z")
+]
+"""A file of waiting rows, or a list of such files."""
+Landmark = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
+"""What tells a pond's root from any other directory; empty where nobody made one."""
 Term = NewType("Term", int)
 """Numbers the incarnations of containers: what an older one writes counts for nothing."""
 Epoch = NewType("Epoch", int)

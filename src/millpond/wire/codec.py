@@ -11,7 +11,14 @@ from typing import Any, Union
 import msgspec
 
 from millpond.errors import BadMessage, MessageTooLarge
-from millpond.wire import backups, epochs, house, moves, questions  # noqa: F401 - the messages that there are
+from millpond.wire import (  # noqa: F401 - the messages that there are
+    backups,
+    epochs,
+    house,
+    moves,
+    questions,
+    waiting,
+)
 from millpond.wire.base import Message
 
 CONTROL_BYTES_MAX = 4 << 20

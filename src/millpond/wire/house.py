@@ -17,6 +17,7 @@ from millpond.wire.base import (
     DirectoryOrNone,
     Done,
     IdOnDisk,
+    Landmark,
     Message,
     Name,
     Query,
@@ -32,7 +33,7 @@ from millpond.wire.specs import Resident, Spec
 
 
 class Assign(Call[Done], frozen=True, tag=True):
-    """Become container `container` in `term`, with these residents and no slices yet."""
+    """Become container `container` in `term`, with these residents and no slices yet. It must see the `landmark`."""
 
     term: Term
     container: Count
@@ -40,6 +41,7 @@ class Assign(Call[Done], frozen=True, tag=True):
     residents: list[Resident]
     threads: Count = 0
     """To work on slices with; 0 for as many as it was started with."""
+    landmark: Landmark = ""
 
 
 class Adopt(Call[Done], frozen=True, tag=True):
@@ -197,12 +199,16 @@ class ContainerInfo(msgspec.Struct, frozen=True):
 
 
 class Placement(Message, frozen=True, tag=True):
-    """`owners[slice]` is the id of the container that serves the slice, as of `version`."""
+    """`owners[slice]` is the id of the container that serves the slice, as of `version`.
+
+    Who finds the `landmark` under `root` sees the pond's root.
+    """
 
     root: str
     version: Count
     owners: list[int]
     containers: list[ContainerInfo]
+    landmark: Landmark = ""
 
     @property
     def slices(self) -> int:

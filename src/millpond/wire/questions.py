@@ -13,6 +13,7 @@ from millpond.wire.base import (
     Count,
     Done,
     KindOfTime,
+    Landmark,
     ListToken,
     Message,
     Name,
@@ -52,7 +53,8 @@ class Pinned(Message, frozen=True, tag=True):
     the list of those that count.
 
     `oldest` is the oldest turn whose waiting rows may be asked for again. `passed` tells how U came to where it is since
-    those rows were kept, lowest first, as far as that is remembered.
+    those rows were kept, lowest first, as far as that is remembered. Who finds the `landmark` under the root may keep and
+    read waiting rows there by itself.
     """
 
     update: Progress
@@ -62,6 +64,7 @@ class Pinned(Message, frozen=True, tag=True):
     token: ListToken
     oldest: Turn
     passed: list[Passed] = msgspec.field(default_factory=list)
+    landmark: Landmark = ""
 
 
 class Pin(Call[Pinned], frozen=True, tag=True):

@@ -26,6 +26,7 @@ from millpond.errors import (
     WriteFailed,
 )
 from millpond.pond.pond import Pond
+from millpond.testing.simulation.disk import SimFiles
 from millpond.testing.simulation.faults import Faults
 from millpond.testing.simulation.scheduler import Died, Process
 from millpond.wire.base import SliceId
@@ -47,6 +48,8 @@ CALM_UPKEEP_S = 5.0
 ORPHAN_S = 0.2
 BEAT_S = 0.5
 ZOMBIES, ZOMBIE_S = 0.5, 60.0
+UNSEEN = 0.5
+"""Of applications, so many do not see the pond's root."""
 
 
 def is_weather(error: Exception) -> bool:
@@ -299,8 +302,13 @@ class SimPond:
         return [*([self.driver] if self.driver else []), *held]
 
     def connect(self, process: Process) -> Pond:
+        """Every other process, by its name, is on a machine that does not have the root: its own disk is nobody's."""
         dial = self.sim.network.dialer(process)
-        return Pond(Client(dial(ADDRESS), dial, process.runtime, files=self.sim.disk.files(process)), ADDRESS)
+        files: SimFiles | None = self.sim.disk.files(process)
+        if Random(f"sight {self.sim.seed} {process.name}").random() < UNSEEN:
+            files = None
+            self.sim.faults.fire("root unseen", process.name)
+        return Pond(Client(dial(ADDRESS), dial, process.runtime, files=files), ADDRESS)
 
     def expire(self, seconds: float) -> None:
         """So much time passes for containers: nothing is staged any more."""

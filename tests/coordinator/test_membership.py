@@ -1,0 +1,58 @@
+"""Of one container only one start runs at a time, the very first included."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from millpond.coordinator.hosting import Host
+from millpond.coordinator.membership import Membership
+from millpond.runtime import Threads
+from millpond.wire.base import Done, Term
+
+
+class Hosts:
+    def __init__(self) -> None:
+        self.started = 0
+
+    def start(self, container: int) -> Host:
+        self.started += 1
+        return Host(self.started, f"at:{self.started}")
+
+    def alive(self, container: int) -> bool:
+        return True
+
+    def stop(self) -> None:
+        pass
+
+
+class SlowAssignment:
+    """Gives a container its slices when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def next_term(self) -> Term:
+        return Term(1)
+
+    def assign(self, *_: Any) -> None:
+        self.begun.set()
+        assert self.goes_on.wait(30)
+
+
+def test_a_container_that_is_said_to_have_ended_while_it_first_comes_up_is_not_started_twice() -> None:
+    hosts, assignment = Hosts(), SlowAssignment()
+    connection: Any = SimpleNamespace(call=lambda message: Done(), close=lambda: None)
+    membership = Membership(lambda address: connection, assignment, Threads())
+    opening = threading.Thread(target=membership.start, args=(hosts, [0]))
+    opening.start()
+    assert assignment.begun.wait(30)
+    recovering = threading.Thread(target=membership.recover, args=(0,))
+    recovering.start()
+    recovering.join(0.2)
+    assignment.goes_on.set()
+    opening.join()
+    recovering.join()
+    assert (hosts.started, membership.live[0].host) == (1, Host(1, "at:1"))
+    membership.close()
