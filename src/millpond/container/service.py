@@ -13,6 +13,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.container.core import BUSY_S_MAX, CheckpointPlan, Core
+from millpond.container.figures import by_resident, process_figures, slice_figures
 from millpond.container.holdings.base import Holding, Means, Ready, Record
 from millpond.container.layout import (
     CONTAINERS,
@@ -39,6 +40,7 @@ from millpond.runtime import Locks, Runtime, Serial
 from millpond.wire.base import Done, Exchange, Message, Read, ResidentId, SliceId, Turn
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import Apply, Discard, Prepare, Prepared, Stage
+from millpond.wire.figures import AskFigures, AskSlice, ContainerFigures
 from millpond.wire.house import (
     AddResident,
     Adopt,
@@ -105,6 +107,7 @@ class ContainerService:
         self._log_seconds = 0.0
         self._unswept: set[str] = set()
         self.upkeep_failures = 0
+        self._since_s = self._runtime.now()
 
     # Handler
 
@@ -141,13 +144,23 @@ class ContainerService:
                 self.core.holding(resident).advance(fetch_progress, final_below)
             case Checkpoint():
                 self.checkpoint()
+            case _:
+                return self._tell_about(message)
+        return Done()
+
+    def _tell_about(self, message: Any) -> Message:
+        """Answers what changes nothing."""
+        match message:
             case Ping():
                 _ = self.core  # one that recovers is not there yet
+                return Done()
             case ContainerStatus():
                 return self._report()
-            case _:
-                raise BadMessage(f"a container does not answer {type(message).__name__}")
-        return Done()
+            case AskFigures():
+                return self._figures()
+            case AskSlice(number):
+                return by_resident(self.core, SliceId(number))
+        raise BadMessage(f"a container does not answer {type(message).__name__}")
 
     def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
         if isinstance(message, Stage):
@@ -508,17 +521,25 @@ class ContainerService:
         vectors[holding.resident.id, number] = vector
 
     def _report(self) -> ContainerReport:
-        core = self.core
-        residents: dict[str, dict[str, dict[str, Any]]] = {}
-        for name, holding in list(core.holdings.items()):
-            if holding.slices:
-                residents.setdefault(holding.spec.plural, {})[name] = holding.report()
+        _ = self.core
         return ContainerReport(
             needs=self._needs(),
             behind=sorted(
                 {resident_id for ground in list(self._grounds.values()) for resident_id in ground.behind}
             ),
+        )
+
+    def _figures(self) -> ContainerFigures:
+        core = self.core
+        residents: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, holding in list(core.holdings.items()):
+            if holding.slices:
+                residents.setdefault(holding.spec.plural, {})[name] = holding.report()
+        return ContainerFigures(
             metrics={
+                "up_s": self._runtime.now() - self._since_s,
+                "term": core.term,
+                **process_figures(self._means),
                 "slices": len(core.owned),
                 "rows_staged": core.rows_staged,
                 "rows_applied": core.rows_applied,
@@ -531,6 +552,7 @@ class ContainerService:
                 "snapshot_pause_ms_max": self._snapshot_pause_s_max * 1e3,
             },
             residents=residents,
+            slices=slice_figures(core),
         )
 
     def validate(self) -> None:

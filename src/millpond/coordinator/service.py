@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from millpond.container.layout import CONTAINERS, MANIFEST, incarnations, term_of
 from millpond.coordinator import catalogue, fetches, placement, updates
 from millpond.coordinator.commits import Commits
+from millpond.coordinator.figures import Figures
 from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.latency import Latencies
@@ -28,17 +29,15 @@ from millpond.runtime import Runtime, Serial
 from millpond.wire.base import Call, Done, Message
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, HandedOver
+from millpond.wire.figures import AskMetrics, AskSlice
 from millpond.wire.house import (
-    AskMetrics,
     Checkpoint,
-    ContainerReport,
     ContainerStatus,
     Forget,
     ForgetWriters,
     ListResidents,
     Locate,
     OpenResident,
-    PondMetrics,
     Register,
     ResidentList,
 )
@@ -76,6 +75,7 @@ class CoordinatorService:
         # No resident comes while slices change hands: its epochs would not be waited for.
         self._placing = self._runtime.lock()
         self._latencies = Latencies()
+        self.figures = Figures(self._memory, self._containers, self._commits, self._latencies, self._runtime)
         self._open = False
 
     @property
@@ -257,7 +257,9 @@ class CoordinatorService:
                     progress = self._commits.progress(resident)
                     return fetches.pending(self._record, message, progress.update, progress.held_by)
             case AskMetrics():
-                return self._metrics()
+                return self.figures.gather()
+            case AskSlice():
+                return self.figures.of_slice(message)
         raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
 
     def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
@@ -353,34 +355,3 @@ class CoordinatorService:
 
     def _checkpoint_all(self) -> None:
         self._ask_all(Checkpoint())
-
-    def _metrics(self) -> PondMetrics:
-        reports: dict[int, ContainerReport] = {}
-        for container in sorted(self._containers.live):
-            with suppress(Unavailable):
-                reports[container] = self._containers.ask(container, ContainerStatus())
-        residents: dict[str, dict[str, dict[str, Any]]] = {}
-        for report in reports.values():
-            for plural, figures in report.residents.items():
-                for name, own in figures.items():
-                    total = residents.setdefault(plural, {}).setdefault(name, {})
-                    for key, value in own.items():
-                        total[key] = (
-                            total[key] + value if key in total and isinstance(value, int | float) else value
-                        )
-        for name, known in list(self._record.residents.items()):
-            fetchers = self._latencies.figures(name)
-            if fetchers:
-                residents.setdefault(known.spec.plural, {}).setdefault(name, {})["fetchers"] = fetchers
-        return PondMetrics(
-            coordinator={
-                "epochs_committed": self._commits.committed,
-                "epochs_replayed": self._commits.replayed,
-                "container_restarts": self._containers.members.restarts,
-                "recovery_s_last": self._containers.recovery_s_last,
-                "journal_entries": self._memory.journal.entries_written,
-                "term": self._record.term,
-            },
-            containers={container: report.metrics for container, report in reports.items()},
-            residents=residents,
-        )

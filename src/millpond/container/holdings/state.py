@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule, keep_all, put
-from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record, Size
 from millpond.container.holdings.keyed import KeyedHolding, Portion
 from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch, not_trusted
 from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
@@ -226,6 +226,9 @@ class StateHolding(KeyedHolding[VersionedSlice]):
                 return held.store.sweep(since, budget)
             what = f"the compaction rule of state {self.name!r}"
             return self.means.limits.run(what, lambda: held.store.sweep(since, budget))
+
+    def size(self, held: HeldSlice[VersionedSlice]) -> Size:
+        return Size(held.store.nbytes, held.store.keys)
 
     def figures(self) -> dict[str, Any]:
         stores = [held.store for held in list(self.slices.values())]
