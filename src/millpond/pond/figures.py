@@ -14,6 +14,8 @@ from millpond.wire.specs import Spec
 
 Metrics = dict[str, Any]
 Labels = Mapping[str, object]
+NO_POND = "# TYPE millpond_up gauge\nmillpond_up 0\n"
+"""What Prometheus is told of a pond that does not answer."""
 HOTTEST = 8
 """Slices that a line of the log tells of."""
 # What only grows, as long as nothing begins anew.
@@ -112,6 +114,7 @@ def exposition(metrics: Metrics) -> str:
 
 
 def _samples(metrics: Metrics) -> Iterator[tuple[str, Labels, float]]:
+    yield "millpond_up", {}, 1
     yield from _flat("pond", {}, metrics["coordinator"])
     for container, figures in metrics["containers"].items():
         yield "millpond_container_up", {"container": container}, 1

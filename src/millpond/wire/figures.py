@@ -23,6 +23,8 @@ CONTAINER_S = 10.0
 POND_S = 30.0
 _WIDTHS = (1, 2, 4, 8)
 Column = npt.NDArray[np.int64]
+# A count stays one on its way.
+Number = int | float
 
 
 def pack(values: npt.ArrayLike) -> bytes:
@@ -114,7 +116,7 @@ class SliceByResident(Message, frozen=True, tag=True):
     """What one slice holds and has done, by the name of the resident."""
 
     container: int
-    residents: dict[Name, dict[str, float]]
+    residents: dict[Name, dict[str, Number]]
 
 
 class AskSlice(Call[SliceByResident], frozen=True, tag=True):
@@ -129,7 +131,7 @@ class AskSlice(Call[SliceByResident], frozen=True, tag=True):
 class ContainerFigures(Message, frozen=True, tag=True):
     """`residents` are figures by plural of kind and name; those of a name in several containers are added up."""
 
-    metrics: dict[str, float]
+    metrics: dict[str, Number]
     residents: dict[str, dict[str, dict[str, Any]]]
     slices: SliceFigures
 
@@ -145,8 +147,8 @@ class PondMetrics(Message, frozen=True, tag=True):
     containers take any.
     """
 
-    coordinator: dict[str, float]
-    containers: dict[int, dict[str, float]]
+    coordinator: dict[str, Number]
+    containers: dict[int, dict[str, Number]]
     residents: dict[str, dict[str, dict[str, Any]]]
     slices: SliceFigures
     away: dict[int, str]
