@@ -37,26 +37,26 @@ def rss_bytes() -> int:
 
 
 def slice_figures(core: Core) -> SliceFigures:
-    """Of all slices that are here, whatever resident did it."""
+    """Of all slices that are here, whatever resident did it. Sizes are as of the holdings' last `figures`."""
     numbers = np.array(sorted(core.owned), np.int64)
-    place = {number: at for at, number in enumerate(numbers.tolist())}
-    names = SliceFigures.COLUMNS[1:]
-    sums = {name: np.zeros(len(numbers), np.int64) for name in names}
-
-    def count(number: SliceId, load: Load, size: Size) -> None:
-        at = place.get(number)
-        if at is None:
-            return
-        row = (load.rows_updated, load.rows_fetched, load.cpu_ns // 1000, size.nbytes, size.keys)
-        for name, value in zip(names, row, strict=True):
-            sums[name][at] += value
-
-    for holding in list(core.holdings.values()):
-        for number, held in list(holding.slices.items()):
-            count(number, held.load, _NOTHING if holding.broken else holding.size(held))
-    for number, load in list(core.retired.items()):
-        count(number, load, _NOTHING)
+    sums = {name: np.zeros(len(numbers), np.int64) for name in SliceFigures.COLUMNS[1:]}
+    parts: list[dict[SliceId, tuple[Load, Size]]] = [
+        {n: (held.load, holding.sizes.get(n, _NOTHING)) for n, held in list(holding.slices.items())}
+        for holding in list(core.holdings.values())
+    ]
+    parts.append({number: (load, _NOTHING) for number, load in list(core.retired.items())})
+    for part in parts:
+        here = {number: figures for number, figures in part.items() if number in core.owned}
+        if here:
+            at = np.searchsorted(numbers, np.array(list(here), np.int64))
+            rows = np.array([_row(*figures) for figures in here.values()], np.int64)
+            for name, column in zip(sums, rows.T, strict=True):
+                sums[name][at] += column
     return SliceFigures.of({"slices": numbers, **sums})
+
+
+def _row(load: Load, size: Size) -> tuple[int, ...]:
+    return load.rows_updated, load.rows_fetched, load.cpu_ns // 1000, size.nbytes, size.keys
 
 
 def by_resident(core: Core, number: SliceId) -> SliceByResident:

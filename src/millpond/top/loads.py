@@ -52,6 +52,8 @@ class SliceLoads:
     moving: npt.NDArray[np.bool_]
     bare: npt.NDArray[np.bool_]
     """Whether it has too few backups."""
+    away: npt.NDArray[np.bool_]
+    """Whether its container tells nothing."""
 
     @property
     def rows(self) -> Floats:
@@ -163,6 +165,7 @@ def _slices(metrics: Metrics, before: Mapping[int, Any], seconds: Mapping[int, f
         keys=column("keys", figures.values()),
         moving=np.isin(numbers, list(moving)),
         bare=np.isin(numbers, list(bare)),
+        away=np.isin(container, list(metrics["away"])),
     )
 
 

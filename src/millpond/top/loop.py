@@ -29,6 +29,7 @@ REMEMBERED = 60
 FEW_SLICES = 4096
 LOOK_S = 0.2
 FIRST_S = 0.5
+LATE_S = 2.0
 _ENDS = ("q", "Q", "\x03", "\x04")
 Connect = Callable[[], Pond]
 
@@ -70,7 +71,7 @@ def _show(asking: _Asking, where: str, interval_s: float, out: Console) -> None:
         while True:
             seen = asking.seen(where, interval_s, view)
             size = out.size
-            state = (view, asking.version, size)
+            state = (view, asking.version, seen.age_s, size)
             if state != drawn:
                 lines = page(view, seen, size.width, size.height)
                 live.update(Text("\n", no_wrap=True, overflow="crop").join(lines), refresh=True)
@@ -131,6 +132,7 @@ class _Asking:
         with self._lock:
             assert self._last is not None
             number, residents = self._residents
+            age_s = time.time() - self._last.taken_s
             return Seen(
                 where,
                 self._last,
@@ -138,6 +140,7 @@ class _Asking:
                 list(self._history),
                 interval_s,
                 self._problem,
+                int(age_s) if age_s > LATE_S + self._interval_s else 0,
                 residents if number == view.slice else {},
             )
 

@@ -35,17 +35,22 @@ _HELP = (
     ("arrows, PgUp, PgDn, Home, End", "choose"),
     ("Enter", "look into what is chosen: a container, a slice"),
     ("Esc, Backspace", "go back"),
-    ("s", "sort by the next column: id, updates/s, fetches/s, CPU, bytes, keys"),
+    ("s", "sort by the next: id, updates/s, fetches/s, CPU, bytes, keys"),
     ("r", "sort the other way round"),
     ("h", "heat map of rows, of CPU time, of bytes"),
     ("p", "pause, and go on"),
     ("q, Ctrl-C", "end"),
 )
 _WORDS = (
-    "updates/s, fetches/s: rows that were applied, and questions that were answered. CPU: of one core, by thread time.",
-    "RSS of limit: memory that the process has, and may have. bytes, keys: what its slices hold.",
-    "U: updates below it are complete. F: no fetcher asks below it any more. waiting: rows that wait for U.",
-    "In the heat map a slice that moves is underlined, one with too few backups has a red ground.",
+    "updates/s, fetches/s   rows applied, questions answered",
+    "CPU                    of one core, by the time of threads",
+    "RSS, limit             memory that a process has, and may have",
+    "bytes, keys            what slices hold",
+    "U                      updates below it are complete",
+    "F                      no fetcher asks below it any more",
+    "waiting                rows that wait for U",
+    "x in the heat map      the container of the slice tells nothing",
+    "underlined, on red     a slice that moves; one with too few backups",
 )
 
 
@@ -69,7 +74,11 @@ def plain_page(seen: Seen, width: int) -> list[Text]:
 
 def _head(view: View, seen: Seen, width: int) -> list[Text]:
     loads, metrics = seen.loads, seen.reading.metrics
-    state = ("paused", "bold yellow") if view.paused else (f"every {seen.interval_s:g} s", "dim")
+    state = (f"every {seen.interval_s:g} s", "dim")
+    if view.paused:
+        state = ("paused", "bold yellow")
+    elif seen.age_s:
+        state = (f"{seen.age_s} s old", "bold yellow")
     up = f"up {words.clock(metrics['coordinator']['up_s'])}"
     where = words.fitted(seen.where, max(8, min(len(seen.where), width - 40)))
     first = line(width, ("millpond top ", "bold cyan"), (where, "bold"), f"  {up}  ", state)

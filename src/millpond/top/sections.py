@@ -30,6 +30,8 @@ class Seen:
     history: Sequence[PondLoads] = ()
     interval_s: float = 2.0
     problem: str = ""
+    age_s: int = 0
+    """Of the reading; 0 for one that is as new as it should be."""
     residents: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """What the watched slice does, by resident."""
 
@@ -115,7 +117,8 @@ def _cell(
     if view is not None and at <= view.slice < at + grid.together:
         style += " reverse"
     glyphs = max(1, grid.cell - 1)
-    text.append(words.STEPS[step] * glyphs, style)
+    is_away = bool(slices.away[here].all())
+    text.append((words.AWAY if is_away else words.STEPS[step]) * glyphs, f"red {style}" if is_away else style)
     text.append(" " * (grid.cell - glyphs))
 
 

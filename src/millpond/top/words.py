@@ -12,6 +12,7 @@ from rich.text import Text
 from millpond.times import Progress, format_time
 
 NOTHING = "-"
+AWAY = "x"
 STEPS = "·▁▂▃▄▅▆▇█"
 COLOURS = tuple(f"color({n})" for n in (240, 24, 31, 37, 71, 142, 178, 208, 196))
 _US = 1e6

@@ -18,7 +18,7 @@ from millpond.errors import BadMessage
 from millpond.times import Progress
 from millpond.wire.base import Call, Count, KindOfTime, Message, Name, SliceId
 
-CONTAINER_S = 10.0
+CONTAINER_S = 5.0
 """How long a container may take to tell its figures: one that does not is shown without."""
 POND_S = 30.0
 _WIDTHS = (1, 2, 4, 8)

@@ -244,6 +244,8 @@ class Holding(ABC, Generic[_S]):
         self.means = means
         self.slices: dict[SliceId, HeldSlice[_S]] = {}
         self.broken: Exception | None = None
+        self.sizes: dict[SliceId, Size] = {}
+        """Of the slices, as of the last `figures`."""
 
     @property
     def spec(self) -> Spec:
@@ -377,7 +379,7 @@ class Holding(ABC, Generic[_S]):
         return 0
 
     def size(self, held: HeldSlice[_S]) -> Size:
-        """What a slice takes, as of the last `figures` where that is not known at any time."""
+        """What a slice takes; as of the last `figures`, where that is not known at any time."""
         return Size(0, 0)
 
     def report(self) -> dict[str, Any]:

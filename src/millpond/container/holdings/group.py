@@ -57,7 +57,7 @@ from millpond.wire.groups import FindRows, GroupSpec, ReadDelayed, ReadTable, Tr
 from millpond.wire.questions import ReadOutputs
 from millpond.wire.specs import Resident, Spec
 
-REPORT_WAIT_S = 1.0
+REPORT_WAIT_S = 0.2
 # Outputs travel as the events came; in smaller batches than this, on the average, each would be felt.
 OUTPUT_ROWS_MIN = 1 << 14
 
@@ -395,6 +395,7 @@ class GroupHolding(Holding[GroupStore]):
                 self._sizes = {name: {"keys": len(t), "bytes": t.nbytes} for name, t in tables}
             finally:
                 held.lock.release()
+        self.sizes = {self._home: self.size(held)}
         delayed = held.store.delayed.values()
         waiting = {"rows": sum(map(len, delayed)), "bytes": sum(rows.nbytes for rows in delayed)}
         return {**self._figures, "waiting": waiting, "tables": self._sizes}

@@ -231,11 +231,12 @@ class StateHolding(KeyedHolding[VersionedSlice]):
         return Size(held.store.nbytes, held.store.keys)
 
     def figures(self) -> dict[str, Any]:
-        stores = [held.store for held in list(self.slices.values())]
+        slices = dict(self.slices)
+        self.sizes = {number: self.size(held) for number, held in slices.items()}
         return {
-            "keys": sum(store.keys for store in stores),
-            "versions": sum(store.versions for store in stores),
-            "bytes": sum(store.nbytes for store in stores),
+            "keys": sum(size.keys for size in self.sizes.values()),
+            "versions": sum(held.store.versions for held in slices.values()),
+            "bytes": sum(size.nbytes for size in self.sizes.values()),
             "rule_failures": self.rules.failures,
         }
 
