@@ -335,7 +335,7 @@ def test_sort_and_drill_down_and_back() -> None:
 def test_the_heat_map_has_a_cursor_and_three_measures() -> None:
     view = pressed("tab", "right", "down")
     assert (view.focus, view.slice) == ("slices", 17)
-    assert "slice 17 in 0" in text_of(view)
+    assert "slice 17 in container 0" in text_of(view)
     assert pressed("up", "up", "left", view=view).slice == 0
     assert pressed("end", view=view).slice == 63
     assert pressed("enter", view=view).page == "slice"
@@ -383,7 +383,9 @@ def test_keys_are_read_from_what_a_terminal_sends() -> None:
         (words.size(1023), "1023"),
         (words.size(1536), "1.5K"),
         (words.size(3 << 30), "3.0G"),
-        (words.percent(0.004), "0.4%"),
+        (words.percent(0.04), "4.0%"),
+        (words.percent(0.0004), "0.04%"),
+        (words.percent(0), "0%"),
         (words.percent(1.5), "150%"),
         (words.duration(3.21), "3.2 s"),
         (words.duration(200), "3 min"),

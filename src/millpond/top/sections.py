@@ -126,7 +126,7 @@ def _chosen(slices: SliceLoads, at: int, grid: Grid) -> str:
     first = at - at % grid.together
     if grid.together > 1:
         return f"{first}-{min(first + grid.together, grid.slices) - 1}"
-    return f"slice {at} in {slices.container[at]}"
+    return f"slice {at} in container {slices.container[at]}"
 
 
 def hottest_table(view: View, slices: SliceLoads, width: int, height: int) -> list[Text]:

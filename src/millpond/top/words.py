@@ -45,10 +45,12 @@ def size(value: float | None) -> str:
     return f"{value:.0f}{unit}" if not unit or abs(value) >= 9.95 else f"{value:.1f}{unit}"
 
 
-def percent(cores: float) -> str:
-    return (
-        NOTHING if math.isnan(cores) else f"{100 * cores:.0f}%" if cores >= 0.0995 else f"{100 * cores:.1f}%"
-    )
+def percent(share: float) -> str:
+    """Of one core, or of the whole: with as many digits as tell something."""
+    if math.isnan(share):
+        return NOTHING
+    digits = 0 if share >= 0.0995 or share == 0 else 1 if share >= 0.00995 else 2
+    return f"{100 * share:.{digits}f}%"
 
 
 def duration(seconds: float | None) -> str:
@@ -77,10 +79,11 @@ def progress(value: Progress, kind: str) -> str:
 
 
 def behind(value: Progress, kind: str, now_s: float) -> str:
-    """How far a time is behind the present; empty for what is no such time."""
+    """How far a time is behind the present; empty for what is no such time, or nowhere near."""
     if kind != "timestamp" or (isinstance(value, float) and math.isinf(value)):
         return ""
-    return duration(now_s - value / _US)
+    seconds = now_s - value / _US
+    return duration(seconds) if abs(seconds) < _DAY_S else ""
 
 
 def clock(seconds: float) -> str:
