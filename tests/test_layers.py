@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "millpond"
 
 # From the top down. Every package and module of the house has its place.
 LAYERS: list[set[str]] = [
-    {"cli", "apps", "bench"},
+    {"cli", "apps", "bench", "top"},
     {"__init__"},
     {"pond"},
     {"ops"},

@@ -1,12 +1,16 @@
-"""The `millpond` command: serve a pond, run a benchmark, show a demonstration."""
+"""The `millpond` command: serve a pond, look at one, run a benchmark, show a demonstration."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
 import signal
+import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -15,7 +19,7 @@ import typer
 from rich.console import Console
 
 from millpond import __version__
-from millpond.errors import BadOption, MillpondError
+from millpond.errors import BadOption, MillpondError, Unavailable
 
 BENCHES = {
     "kernels": "millpond.bench.kernels",
@@ -109,6 +113,12 @@ def serve(
         float | None,
         typer.Option(help="How long transactions and rules of one's own may run; inf for no limit."),
     ] = None,
+    log_figures: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0.1, help="Say the pond's figures so often, a line of JSON on stderr."
+        ),
+    ] = None,
 ) -> None:
     """Run a pond on its own, to be shared by several programs. Ends on Ctrl-C or SIGTERM."""
     from millpond.pond import open_pond
@@ -118,6 +128,9 @@ def serve(
     given: dict[str, Any] = {} if code_seconds is None else {"code_seconds": code_seconds}
     if memory is not None:
         given["memory"] = _bytes_of(memory)
+    if log_figures is not None:
+        logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+        given["log_figures"] = log_figures
     with open_pond(
         root,
         containers=containers,
@@ -143,6 +156,81 @@ def serve(
         while not ended.wait(0.5):
             pass
         out.print("closing")
+
+
+Where = Annotated[
+    str, typer.Argument(metavar="ADDRESS", help="The pond's address; on this machine its root does as well.")
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Holds a token of the pond; the read-only one will do."),
+]
+
+
+@app.command()
+def top(
+    address: Where,
+    token_file: TokenFile = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one page and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document instead.")] = False,
+) -> None:
+    """Watch a pond: containers, slices, rates, progress, moves. Ends on q or Ctrl-C; ? shows the keys."""
+    from millpond.top import loop
+    from millpond.top.joining import way_to
+
+    if json and not once:
+        raise BadOption("--json prints one document", hint="give --once, too", option="--json")
+    way = way_to(address, token_file)
+    if once or not out.is_terminal:
+        loop.once(way.join, way.address, interval, json, out)
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        loop.watch(way.join, way.address, interval, Console(highlight=False))
+
+
+@app.command()
+def metrics(
+    address: Where,
+    token_file: TokenFile = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write there instead, whole or not at all."),
+    ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0.1, help="With --out: again and again, until Ctrl-C or SIGTERM."
+        ),
+    ] = None,
+) -> None:
+    """Print a pond's figures as Prometheus reads them."""
+    from millpond.pond.figures import NO_POND
+    from millpond.top.joining import way_to
+
+    if every is not None and file is None:
+        raise BadOption("--every writes a file anew", hint="give --out FILE, too", option="--every")
+    way = way_to(address, token_file)
+    if file is None:
+        with way.join() as pond:
+            out.file.write(pond.metrics_text())
+        return
+    _check_writable(file, "--out")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                with way.join() as pond:
+                    _replace(file, pond.metrics_text())
+            except Unavailable:
+                if every is None:
+                    raise
+                # Figures of a pond that is closed must not look as if they were of now.
+                _replace(file, NO_POND)
+            if every is None:
+                return
+            time.sleep(every)
 
 
 @app.command()
@@ -239,10 +327,19 @@ def _registered(registry: dict[str, str], name: str, kind: str) -> ModuleType:
         ) from error
 
 
-def _check_writable(file: Path) -> None:
+def _replace(file: Path, text: str) -> None:
+    """Whoever reads it meanwhile reads what was there before, or this."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(text)
+        beside.replace(file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise BadOption(f"cannot write {file}: {error.strerror}", option="--out") from None
+
+
+def _check_writable(file: Path, option: str = "--json") -> None:
     """Before a run of minutes, not after it."""
     target = file if file.exists() else file.parent
     if file.is_dir() or not os.access(target, os.W_OK):
-        raise BadOption(
-            f"cannot write {file}", hint="give a file in a directory that exists", option="--json"
-        )
+        raise BadOption(f"cannot write {file}", hint="give a file in a directory that exists", option=option)

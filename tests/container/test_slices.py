@@ -30,6 +30,7 @@ from millpond.errors import (
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.base import SliceId
+from millpond.wire.figures import AskFigures
 from millpond.wire.house import ContainerStatus
 from millpond.wire.states import ReadSlices
 
@@ -351,7 +352,7 @@ def test_what_moved_and_is_snapshotted_leaves_no_files_behind() -> None:
     for service in scene.pond.hosting.services.values():
         assert service.call(ContainerStatus()).needs == []
         assert set(service.checkpoints.grounds) == service.core.owned
-        assert service.call(ContainerStatus()).metrics["log_records"] == 0
+        assert service.call(AskFigures()).metrics["log_records"] == 0
     directories = {name for name in scene.files.list("/pond/containers") if name.startswith("t")}
     assert len(directories) == 3
     named = {
@@ -440,7 +441,7 @@ def test_a_state_that_is_forgotten_is_gone_and_so_are_its_files(checkpoint: bool
     assert not any(file.startswith("s.") for file in files_of(scene))
     scene.pond.checkpoint()
     for service in scene.pond.hosting.services.values():
-        assert service.call(ContainerStatus()).metrics["log_records"] == 0
+        assert service.call(AskFigures()).metrics["log_records"] == 0
     again = LocalPond(after(scene.files, "all", 0), containers=2)
     assert list(again.states()) == []
     assert again.table("t").snapshot().num_rows == 2

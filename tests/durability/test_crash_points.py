@@ -30,7 +30,7 @@ from driving import Checkpoint, Finish, Model, Report, Start, Step, Update, Upke
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted
 from millpond.errors import Unavailable, WriteFailed
 from millpond.testing import LossyFiles
-from millpond.wire.house import ContainerStatus
+from millpond.wire.figures import AskFigures
 
 
 @cache
@@ -244,7 +244,7 @@ def test_what_a_snapshot_holds_is_not_applied_again() -> None:
     with driving.mortal_containers():
         world = World(after(world.files, "all", 0))  # type: ignore[arg-type]
         world.start(1)
-    (figures,) = [container.call(ContainerStatus()).metrics for container in driving.containers_of(world)]
+    (figures,) = [container.call(AskFigures()).metrics for container in driving.containers_of(world)]
     assert figures["snapshots_loaded"] > 0
     assert figures["rows_replayed"] == 0
     assert figures["records_discarded"] == 1

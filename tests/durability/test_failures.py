@@ -148,7 +148,7 @@ def test_a_container_that_cannot_write_its_log_pins_nobody_elses(monkeypatch: py
         other(rows([1], [epoch], [epoch]), epoch)
     pond.checkpoint()
     for service in pond.hosting.services.values():
-        assert service._report().metrics["log_records"] == 0
+        assert service._figures().metrics["log_records"] == 0
         assert service.core.plan_checkpoint().covered == service.core.seq
         assert service.core.rows_staged == 0
     assert state.progress().updaters["feed"] == -math.inf

@@ -28,7 +28,7 @@ from txn_driving import Again, Checkpoint, Finish, Model, Run, Start, Step, Worl
 from millpond.durable.crashpoints import POINTS, armed, counted
 from millpond.errors import EpochChanged, OutputsGone, Unavailable, WriteFailed
 from millpond.testing import LossyFiles
-from millpond.wire.house import ContainerStatus
+from millpond.wire.figures import AskFigures
 
 RECOVERED_FROM = ("log.dirsync.after", "manifest.rename.after", "truncate.before")
 
@@ -329,7 +329,7 @@ def test_what_a_snapshot_holds_is_not_run_again() -> None:
     with driving.mortal_containers():
         again = World(after(world.files, "all", 0))  # type: ignore[arg-type]
         again.start(1)
-    (figures,) = [container.call(ContainerStatus()).metrics for container in driving.containers_of(again)]  # type: ignore[arg-type]
+    (figures,) = [container.call(AskFigures()).metrics for container in driving.containers_of(again)]  # type: ignore[arg-type]
     assert figures["snapshots_loaded"] == 2
     assert figures["rows_replayed"] == 0
     assert figures["records_discarded"] == 1

@@ -77,8 +77,16 @@ class Scene:
             "states": {name: repr(state) for name, state in self.pond.states().items()},
             "progress": {name: state.progress() for name, state in self.pond.states().items()},
             "snapshot": self.state.snapshot().to_pydict(),
-            "metrics": self.pond.metrics(),
+            "metrics": without_time(self.pond.metrics()),
         }
+
+
+def without_time(metrics: Any) -> Any:
+    """The figures that only change when something is done."""
+    if not isinstance(metrics, dict):
+        return metrics
+    volatile = ("up_s", "cpu_s", "rss_bytes")
+    return {key: without_time(value) for key, value in metrics.items() if key not in volatile}
 
 
 def listing(root: Path) -> dict[str, str]:

@@ -25,7 +25,7 @@ from millpond.stores import outputs
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.txn import TransactionSet
-from millpond.wire.house import ContainerStatus
+from millpond.wire.figures import AskFigures
 
 pytestmark = pytest.mark.filterwarnings("ignore::millpond.errors.RuleInterpreted")
 
@@ -248,10 +248,12 @@ def test_a_container_answers_while_an_epoch_runs(monkeypatch: pytest.MonkeyPatch
     t = pond.table("t", key="k long", value="x long", default={"x": 0})
     pond.transactions("op", [t], {"add": add})(one_event(), 0)
     service = pond.hosting.services[0]
-    before = service.call(ContainerStatus())
+    before = service.call(AskFigures()).residents
     (held,) = service.core.holding("tables").slices.values()
     with held.lock:
-        asked = threading.Thread(target=lambda: answers.append(service.call(ContainerStatus())), daemon=True)
+        asked = threading.Thread(
+            target=lambda: answers.append(service.call(AskFigures()).residents), daemon=True
+        )
         answers: list[Any] = []
         asked.start()
         asked.join(10)

@@ -42,7 +42,7 @@ from millpond.kernels.hashing import slices_of
 from millpond.stores.keys import Keys
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.wire import epochs, house, questions, states
+from millpond.wire import epochs, figures, house, questions, states
 from millpond.wire.base import Done, Exchange, Message, Read, Request, Turn
 from millpond.wire.codec import CONTROL_BYTES_MAX, decode, encode
 from millpond.wire.connection import SlicedBatch
@@ -76,7 +76,8 @@ CALLS: dict[str, set[type[Any]]] = {
             house.Locate,
             house.Register,
             house.Forget,
-            house.AskMetrics,
+            figures.AskMetrics,
+            figures.AskSlice,
         ),
         *(epochs.BeginEpoch, epochs.CommitEpoch, epochs.AskTurns, epochs.HandedOver, house.Checkpoint),
         *(questions.Pin, questions.Answered, questions.AskPending, questions.Report, questions.AskProgress),
@@ -92,6 +93,7 @@ CALLS: dict[str, set[type[Any]]] = {
             house.ForgetWriters,
         ),
         *(house.Advance, house.Checkpoint, house.ContainerStatus, house.Ping),
+        *(figures.AskFigures, figures.AskSlice),
         *(epochs.Prepare, epochs.Discard, epochs.Apply),
     },
 }
@@ -609,7 +611,7 @@ def test_rows_that_do_not_fit_their_state_never_reach_it(
         # Nothing of it is staged, not even beside a sound batch.
         with pytest.raises(StageLost):
             connection.call(epochs.Prepare(state, "stranger@elsewhere", Turn(99), 1, {0: 1}, RowsWork()))
-        assert connection.call(house.ContainerStatus()).metrics["rows_staged"] == 0
+        assert connection.call(figures.AskFigures()).metrics["rows_staged"] == 0
     finally:
         connection.close()
 

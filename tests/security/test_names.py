@@ -165,8 +165,8 @@ def test_rows_wait_only_under_a_root_that_is_ones_own(tmp_path: Path, root: str)
 @escapes
 def test_directories_and_lists_in_messages_have_their_form(name: str) -> None:
     refused = [
-        house.ContainerReport([name], [], {}, {}),
-        house.ContainerReport([], [ResidentId(name)], {}, {}),
+        house.ContainerReport([name], []),
+        house.ContainerReport([], [ResidentId(name)]),
         house.Adopt(0, {}, {name: {}}),
         house.Adopt(0, {}, {"s": {name: TURN}}),
     ]

@@ -62,6 +62,7 @@ def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS) -> bool:
     with tempfile.TemporaryDirectory(prefix="millpond-adcamp-") as folder:
         out.print("starting Spark and a pond (the first time, kernels are compiled) ...")
         with spark_session("adcamp") as spark, mp.open(os.path.join(folder, "pond"), spark=spark) as pond:
+            out.print(f"watch it in another terminal: millpond top {folder}/pond")
             warm_up(spark, pond, folder)
             campaigns = pond.state("campaigns", key="long", value="string")
             streams = Streams(spark, campaigns, folder, rate, keys, rows)

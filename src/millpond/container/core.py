@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
+from millpond.container.holdings.load import Load
 from millpond.container.room import ROOM_SHARE
 from millpond.container.staging import (
     PART_BYTES,
@@ -65,6 +66,8 @@ class Core:
         self.holdings: dict[str, Holding[Any]] = {}
         self.rows_applied = 0
         self.rows_fetched = 0
+        self.retired: dict[SliceId, Load] = {}
+        """What residents that were dropped did in slices that are here: counts do not fall."""
         self.seq = 0
         self._means = means or Means()
         self._lock = self._means.lock()
@@ -101,6 +104,8 @@ class Core:
             logged = self._logged.pop(name, None)
             if logged is not None:
                 self.void.add(logged.seq)
+            for number, held in holding.slices.items():
+                self.retired.setdefault(number, Load()).add(held.load)
             self._staged.forget(lambda epoch: epoch.resident == name)
             return holding
 
@@ -111,6 +116,7 @@ class Core:
                 held = dict(holding.slices)
                 for number in holding.places(slices):
                     held[number] = slices[number].get(holding.name) or holding.new_slice()
+                    held[number].load = Load()  # what was replayed was counted where it was done
                 holding.slices = held
             self.owned |= set(slices)
 
@@ -123,6 +129,7 @@ class Core:
                 for number in gone.intersection(holding.slices):
                     released[number][name] = holding.slices[number]
             self.owned -= gone
+            self.retired = {number: load for number, load in self.retired.items() if number not in gone}
             concerned = {name for name, holding in self.holdings.items() if gone.intersection(holding.slices)}
             for name in concerned:
                 holding = self.holdings[name]

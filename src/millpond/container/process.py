@@ -126,7 +126,7 @@ def main(
         token = private.read_text(os.path.join(root, "token")).strip()
         limits = Guard(code_seconds) if trust == "all" else NoCode()
         for_rows = max(memory - OWN_BYTES, memory // 4)
-        means = Means(ThreadRunner(threads), limits, memory=for_rows)
+        means = Means(ThreadRunner(threads), limits, memory=for_rows, memory_max=memory)
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))
         server = FlightService(service, token, SocketDirectory(sockets), container_name(container))
     except (MillpondError, OSError) as error:

@@ -15,6 +15,7 @@ from millpond.container.backup_core import BackupCore
 from millpond.container.backups import Backups, closed, read_held
 from millpond.container.checkpoints import Checkpoints
 from millpond.container.core import Core
+from millpond.container.figures import by_resident, process_figures, slice_figures
 from millpond.container.holdings.base import Holding, Means, Ready, Record
 from millpond.container.layout import backup_directory_name, directory_name, term_of_snapshot
 from millpond.container.log import Log
@@ -42,6 +43,7 @@ from millpond.wire.backups import (
 from millpond.wire.base import Done, Exchange, Message, Read, ResidentId, SliceId
 from millpond.wire.connection import Answer, Connection, Dialer, SlicedBatch
 from millpond.wire.epochs import Apply, Discard, Prepare, Prepared, Stage
+from millpond.wire.figures import AskFigures, AskSlice, ContainerFigures
 from millpond.wire.house import (
     AddResident,
     Adopt,
@@ -109,6 +111,7 @@ class ContainerService:
         self._rebuilt: Counter[str] = Counter()
         self._unswept: set[str] = set()
         self.upkeep_failures = 0
+        self._since_s = self._runtime.now()
 
     # Handler
 
@@ -127,16 +130,10 @@ class ContainerService:
                     reach("apply.after")
             case Checkpoint():
                 self.checkpoint()
-            case Ping(lease_s):
-                return self._pulse(lease_s)
-            case ContainerStatus():
-                return self._report()
-            case AskLag(slices):
-                return Lag(*self.backups.core.lag(slices))
             case SetThreads(threads):
                 self._means.run.resize(threads)
-            case ListSnapshots(resident):
-                return SnapshotList(self._snapshots_of_others(resident))
+            case Ping() | ContainerStatus() | AskLag() | ListSnapshots() | AskFigures() | AskSlice():
+                return self._tell_about(message)
             case (
                 Assign()
                 | Adopt()
@@ -195,6 +192,23 @@ class ContainerService:
                 self.core.holding(resident).advance(fetch_progress, final_below)
             case _:
                 raise BadMessage(f"a container does not answer {type(message).__name__}")
+
+    def _tell_about(self, message: Any) -> Message:
+        """Answers what changes nothing."""
+        match message:
+            case Ping(lease_s):
+                return self._pulse(lease_s)
+            case ContainerStatus():
+                return self._report()
+            case AskLag(slices):
+                return Lag(*self.backups.core.lag(slices))
+            case ListSnapshots(resident):
+                return SnapshotList(self._snapshots_of_others(resident))
+            case AskFigures():
+                return self._figures()
+            case AskSlice(number):
+                return by_resident(self.core, SliceId(number))
+        raise BadMessage(f"a container does not answer {type(message).__name__}")
 
     def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
         if isinstance(message, Stage):
@@ -523,11 +537,7 @@ class ContainerService:
             return True
 
     def _report(self) -> ContainerReport:
-        core = self.core
-        residents: dict[str, dict[str, dict[str, Any]]] = {}
-        for name, holding in list(core.holdings.items()):
-            if holding.slices:
-                residents.setdefault(holding.spec.plural, {})[name] = holding.report()
+        _ = self.core
         return ContainerReport(
             needs=[
                 name
@@ -535,7 +545,19 @@ class ContainerService:
                 if name not in (self.log.directory, self.backups.log.directory)
             ],
             behind=self.checkpoints.behind(),
+        )
+
+    def _figures(self) -> ContainerFigures:
+        core = self.core
+        residents: dict[str, dict[str, dict[str, Any]]] = {}
+        for name, holding in list(core.holdings.items()):
+            if holding.slices:
+                residents.setdefault(holding.spec.plural, {})[name] = holding.report()
+        return ContainerFigures(
             metrics={
+                "up_s": self._runtime.now() - self._since_s,
+                "term": core.term,
+                **process_figures(self._means),
                 "slices": len(core.owned),
                 "backups": len(self.backups.core.owned),
                 "rows_staged": core.rows_staged,
@@ -549,6 +571,7 @@ class ContainerService:
                 "snapshot_pause_ms_max": self.checkpoints.pause_s_max * 1e3,
             },
             residents=residents,
+            slices=slice_figures(core),
         )
 
     def validate(self) -> None:

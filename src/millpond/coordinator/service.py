@@ -16,6 +16,7 @@ from millpond.coordinator import catalogue, fetches, placement, updates
 from millpond.coordinator.backing import Backing
 from millpond.coordinator.commits import Commits
 from millpond.coordinator.elasticity import Elasticity
+from millpond.coordinator.figures import Figures
 from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.latency import Latencies
@@ -29,20 +30,18 @@ from millpond.durable.files import Files
 from millpond.durable.landmark import make_landmark, remove_landmarks
 from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Unavailable, not_trusted
 from millpond.runtime import Runtime, Serial
-from millpond.wire.base import Call, Done, Message
+from millpond.wire.base import Call, Done, Message, SliceId
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, HandedOver
+from millpond.wire.figures import AskMetrics, AskSlice, MoveFigures, PondMetrics
 from millpond.wire.house import (
-    AskMetrics,
     Checkpoint,
-    ContainerReport,
     ContainerStatus,
     Forget,
     ForgetWriters,
     ListResidents,
     Locate,
     OpenResident,
-    PondMetrics,
     Register,
     ResidentList,
 )
@@ -90,6 +89,7 @@ class CoordinatorService:
         self._replicating = self._runtime.lock()
         self._replicate_at_s = 0.0
         self._latencies = Latencies()
+        self.figures = Figures(self._memory, self._containers, self._commits, self._latencies, self._runtime)
         self._open = False
 
     @property
@@ -330,6 +330,8 @@ class CoordinatorService:
                 return self._metrics()
             case AskMoves(ids):
                 return self._moves(ids)
+            case AskSlice():
+                return self.figures.of_slice(message)
         raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
 
     def exchange(self, message: Any, batches: Iterator[SlicedBatch], reads_only: bool = False) -> Answer[Any]:
@@ -444,32 +446,14 @@ class CoordinatorService:
         self._tidying.tidy()
 
     def _metrics(self) -> PondMetrics:
-        reports: dict[int, ContainerReport] = {}
-        for container in sorted(self._containers.live):
-            with suppress(Unavailable):
-                reports[container] = self._containers.ask(container, ContainerStatus())
-        residents: dict[str, dict[str, dict[str, Any]]] = {}
-        for report in reports.values():
-            for plural, figures in report.residents.items():
-                for name, own in figures.items():
-                    total = residents.setdefault(plural, {}).setdefault(name, {})
-                    for key, value in own.items():
-                        total[key] = (
-                            total[key] + value if key in total and isinstance(value, int | float) else value
-                        )
-        for name, known in list(self._record.residents.items()):
-            fetchers = self._latencies.figures(name)
-            if fetchers:
-                residents.setdefault(known.spec.plural, {}).setdefault(name, {})["fetchers"] = fetchers
-        return PondMetrics(
-            coordinator={
-                "epochs_committed": self._commits.committed,
-                "epochs_replayed": self._commits.replayed,
-                "container_restarts": self._containers.members.restarts,
-                "recovery_s_last": self._containers.recovery_s_last,
-                "journal_entries": self._memory.journal.entries_written,
-                "term": self._record.term,
-            },
-            containers={container: report.metrics for container, report in reports.items()},
-            residents=residents,
-        )
+        record, wanted = self._record, self._migrations.wanted
+        backups = placement.backups_of(record)
+        others = max(0, len(self._containers.ids) - 1)
+        self.figures.backups = [len(backups.get(SliceId(number), ())) for number in range(record.slices)]
+        self.figures.backups_wanted = [min(wanted, others)] * record.slices
+        self.figures.moves = [
+            MoveFigures(m.id, m.slices, m.source, m.target, m.stage, m.progress, m.cause, m.left_s)
+            for m in self.elasticity.moves()
+            if not m.is_over
+        ]
+        return self.figures.gather()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -79,7 +80,7 @@ class Tidying:
             gone = [SliceId(n) for n, owner in enumerate(record.owners) if owner != container]
             if directory_name(each.term, container) not in needed and gone:
                 containers.ask(container, Release(self._slices.order(), gone, gone=True))
-        self._tidy_snapshots(record, {each.term for each in live.values()})
+        self._tidy_snapshots(record, {container: each.term for container, each in live.items()})
         return not needed and not (set(record.directories) | set(record.backups)) - own
 
     def _tidy_waiting(self) -> None:
@@ -110,7 +111,7 @@ class Tidying:
             last = asking.pins[-1].turn
             rows.remove({t: names for t, names in files.items() if t < last and t not in needed})
 
-    def _tidy_snapshots(self, record: PondRecord, terms: set[Term]) -> None:
+    def _tidy_snapshots(self, record: PondRecord, live: Mapping[int, Term]) -> None:
         """Removes those of residents that were forgotten, and those that no slice rests on any more."""
         base = os.path.join(self._root, SNAPSHOTS)
         every = self._files.list(base)
@@ -126,13 +127,14 @@ class Tidying:
                 for file in self._files.list(os.path.join(base, name))
                 if slice_of_snapshot(file) is not None
                 # Those of who serves are its own to remove, those of a later term of one that comes up.
-                and term_of_snapshot(file) not in terms
+                and term_of_snapshot(file) not in live.values()
                 and term_of_snapshot(file) <= record.term
             ]
             if old:
                 named = {
                     file
-                    for container in list(containers.live)
+                    # All that served: of one that has ended since, nobody knows what it would rest on.
+                    for container in live
                     for file in containers.ask(container, ListSnapshots(ResidentId(name))).names
                 }
                 for file in set(old) - named:

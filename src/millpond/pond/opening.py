@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -23,6 +24,7 @@ from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.service import CoordinatorService
 from millpond.durable.files import OsFiles
 from millpond.errors import BadOption, BadRoot, MillpondError, NotPrivate, PondInUse
+from millpond.pond.figures import as_metrics, log_line
 from millpond.pond.pond import Pond
 from millpond.pond.workers import check_workers
 from millpond.runtime import Threads
@@ -42,6 +44,7 @@ _OF_A_POND = r"(lock|token|journal|containers?|snapshots|waiting|sockets|landmar
 ORPHANS_TIMEOUT_S = 30.0
 UPKEEP_S = 0.5
 Trust = Literal["all", "data"]
+_log = logging.getLogger("millpond")
 
 
 def open_pond(
@@ -57,6 +60,7 @@ def open_pond(
     memory: int | None = None,
     trust: Trust = "all",
     backups: int = 0,
+    log_figures: float | None = None,
 ) -> Pond:
     """Opens the pond under `root`, with all that it held, or makes a new one. Opening a root runs the code in it.
 
@@ -79,6 +83,9 @@ def open_pond(
     container may ask the system for; user code that goes beyond is refused with `OutOfMemory`. Of what is left beside
     its own 300 MiB, a quarter is for rows to be committed, a quarter for questions and answers on their way. By default
     it is three quarters of what the machine has.
+
+    With `log_figures`, the logger "millpond" says every so many seconds what `pond.metrics()` does: a line of JSON, in
+    which slices are summed up.
     """
     _check_count("containers", containers, 1, 9_999)
     _check_count("slices", slices, 1, SLICES_MAX)
@@ -89,6 +96,8 @@ def open_pond(
     if port is not None:
         _check_count("port", port, 0, 65_535)
     _check_seconds("code_seconds", code_seconds)
+    if log_figures is not None:
+        _check_seconds("log_figures", log_figures)
     if memory is not None:
         _check_count(
             "memory", memory, MEMORY_MIN, sys.maxsize, f"give bytes, at least {MEMORY_MIN:,} (512m), or None"
@@ -115,6 +124,8 @@ def open_pond(
         if isinstance(error, OSError) and not isinstance(error, MillpondError) and error.filename is not None:
             raise _unusable(path, error) from None
         raise
+    if log_figures is not None:
+        embedded.log_figures(log_figures)
     return _with_spark(Pond(embedded.client(), embedded.address, embedded, spark))
 
 
@@ -231,6 +242,18 @@ class _EmbeddedPond:
             if coordinator is not None:
                 with suppress(MillpondError, OSError):
                     coordinator.maintain()
+
+    def log_figures(self, seconds: float) -> None:
+        """From now on, every so often."""
+
+        def log() -> None:
+            while not self._closing.wait(min(seconds, threading.TIMEOUT_MAX)):
+                coordinator = self._coordinator
+                if coordinator is not None:
+                    with suppress(MillpondError, OSError):
+                        _log.info("%s", log_line(as_metrics(coordinator.figures.gather())))
+
+        threading.Thread(target=log, name="millpond-figures", daemon=True).start()
 
     @property
     def address(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, Self, get_args
+from typing import Any, Protocol, Self
 
 from msgspec.structs import replace
 
@@ -23,16 +23,17 @@ from millpond.code.tables import TableSpec
 from millpond.errors import BadOption, UnknownResident, unknown_state, unknown_table
 from millpond.ops.flow import Flow
 from millpond.ops.transactions import Transactions
+from millpond.pond.figures import Metrics, as_metrics, exposition
 from millpond.pond.scaling import await_moves, check_at_least_one, slice_ids
 from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.wire.base import check_name, check_query
+from millpond.wire.figures import AskMetrics, AskSlice
 from millpond.wire.groups import GroupSpec
-from millpond.wire.house import AskMetrics, Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
+from millpond.wire.house import Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
 from millpond.wire.moves import AskMoves, CancelMoves, MoveInfo, MoveSlices, Scale
-from millpond.wire.specs import Spec
 from millpond.wire.states import StateSpec
 
 
@@ -253,15 +254,20 @@ class Pond:
         """Ends the moves that are under way. Slices that have not been switched yet stay where they are."""
         self._client.call(CancelMoves())
 
-    def metrics(self) -> dict[str, Any]:
-        """Figures of the coordinator, of each container, of each State, and of each group of tables and its plans."""
-        metrics = self._client.call(AskMetrics())
-        return {
-            "coordinator": metrics.coordinator,
-            "containers": metrics.containers,
-            **{kind.plural: {} for kind in get_args(Spec)},
-            **metrics.residents,
-        }
+    def metrics(self) -> Metrics:
+        """Figures of the coordinator, of each container, State, group of tables and slice, and progress.
+
+        Counts only grow, until a container begins anew or a slice moves: who asks twice works out rates, from `up_s`.
+        """
+        return as_metrics(self._client.call(AskMetrics()))
+
+    def metrics_text(self) -> str:
+        """The same figures as Prometheus reads them."""
+        return exposition(self.metrics())
+
+    def slice_metrics(self, number: int) -> dict[str, dict[str, float]]:
+        """What one slice holds and has done, by the name of the State or group."""
+        return self._client.call(AskSlice(number)).residents
 
     def checkpoint(self) -> None:
         """Snapshots what changed and truncates the logs, now. Happens by itself as the logs grow."""

@@ -19,10 +19,11 @@ FEW = 20_000  # items that are not worth a thread
 
 @dataclass
 class Sections:
-    """CPU seconds in parallel sections: of the longest task of each, and of the thread that calls them."""
+    """CPU seconds in parallel sections: of the longest task of each, of the thread that calls them, and of all."""
 
     longest: float = 0.0
     own: float = 0.0
+    all: float = 0.0
 
 
 _sections: ContextVar[Sections | None] = ContextVar("_sections", default=None)
@@ -47,6 +48,7 @@ def in_threads(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     outcomes = _side_by_side([partial(_timed, task) for task in tasks])
     sections.own += outcomes[0][1]
     sections.longest += max(seconds for _, seconds in outcomes)
+    sections.all += sum(seconds for _, seconds in outcomes)
     return [outcome for outcome, _ in outcomes]
 
 

@@ -14,6 +14,7 @@ from millpond.errors import BadMessage, MessageTooLarge
 from millpond.wire import (  # noqa: F401 - the messages that there are
     backups,
     epochs,
+    figures,
     house,
     moves,
     questions,

@@ -1,9 +1,9 @@
-"""Messages about the pond itself: its residents, its containers, its slices and its figures."""
+"""Messages about the pond itself: its residents, its containers and its slices. Its figures are in `wire.figures`."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -144,14 +144,10 @@ class Ping(Call[Pulse], frozen=True, tag=True):
 
 
 class ContainerReport(Message, frozen=True, tag=True):
-    """`needs` are the directories whose logs its slices rest on, `behind` the ids of residents that could not be snapshotted;
-    `residents` are figures by plural of kind and name.
-    """
+    """`needs` are the directories whose logs its slices rest on, `behind` the ids of residents that could not be snapshotted."""
 
     needs: list[Directory]
     behind: list[IdOnDisk]
-    metrics: dict[str, float]
-    residents: dict[str, dict[str, dict[str, Any]]]
 
 
 class ContainerStatus(Call[ContainerReport], frozen=True, tag=True):
@@ -246,13 +242,3 @@ class Forget(Call[Done], frozen=True, tag=True):
     name: Name | None = None
     query: Query | None = None
     table: Name | None = None
-
-
-class PondMetrics(Message, frozen=True, tag=True):
-    coordinator: dict[str, float]
-    containers: dict[int, dict[str, float]]
-    residents: dict[str, dict[str, dict[str, Any]]]
-
-
-class AskMetrics(Call[PondMetrics], frozen=True, tag=True):
-    reads: ClassVar[bool] = True

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpond.container.holdings.load import Load
 from millpond.errors import BadMessage, Moved, Unavailable, UnknownTable, not_trusted
 from millpond.runtime import Lock
 from millpond.stores.budget import UNLIMITED, Budget
@@ -100,6 +101,8 @@ class Means(NamedTuple):
     limits: Limits = Unlimited()
     lock: Callable[[], Lock] = threading.RLock
     memory: int = 16 << 30
+    memory_max: int = 0
+    """What the process may take altogether; 0 where nothing limits it."""
 
     @property
     def threads(self) -> int:
@@ -182,11 +185,22 @@ class HeldSlice(Generic[_S]):
     applied, or was and failed half-way: whoever takes the lock and finds it set must not look further.
     """
 
-    __slots__ = ("dirty", "lock", "snapshot", "snapshot_bytes", "store", "torn", "undecided", "vector")
+    __slots__ = (
+        "dirty",
+        "load",
+        "lock",
+        "snapshot",
+        "snapshot_bytes",
+        "store",
+        "torn",
+        "undecided",
+        "vector",
+    )
 
     def __init__(self, store: _S, lock: Lock) -> None:
         self.store: _S = store
         self.lock = lock
+        self.load = Load()
         self.vector: dict[str, Turn] = {}
         self.dirty = False
         self.snapshot: str | None = None
@@ -220,6 +234,11 @@ class HeldSlice(Generic[_S]):
         return copy
 
 
+class Size(NamedTuple):
+    nbytes: int
+    keys: int
+
+
 class Ready(NamedTuple):
     """An epoch of which everything that may fail is done. What the kind adds is handed to its `apply`."""
 
@@ -247,6 +266,8 @@ class Holding(ABC, Generic[_S]):
         self.broken: Exception | None = None
         self.epochs = resident.epochs
         """How many of the resident's epochs are visible here, of all that were decided."""
+        self.sizes: dict[SliceId, Size] = {}
+        """Of the slices, as of the last `figures`."""
 
     @property
     def spec(self) -> Spec:
@@ -383,6 +404,10 @@ class Holding(ABC, Generic[_S]):
     def outputs_bytes(self) -> int:
         """What checkpoints write whether or not it changed."""
         return 0
+
+    def size(self, held: HeldSlice[_S]) -> Size:
+        """What a slice takes; as of the last `figures`, where that is not known at any time."""
+        return Size(0, 0)
 
     def report(self) -> dict[str, Any]:
         """Figures, or why there are none."""

@@ -7,8 +7,10 @@ of an operator with a delay may wait here, for an epoch in which its watermark h
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,7 +19,16 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.code.tables import TableSpec, TransactionSetCode
-from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record, Revert
+from millpond.container.holdings.base import (
+    CheckedRows,
+    HeldSlice,
+    Holding,
+    Means,
+    Ready,
+    Record,
+    Revert,
+    Size,
+)
 from millpond.container.holdings.due import Delayed, apart, check_room, due_events
 from millpond.container.holdings.group_store import GroupStore
 from millpond.container.room import ROOM_SHARE
@@ -38,6 +49,7 @@ from millpond.stores.rows import digest_columns
 from millpond.stores.scratch import Scratch
 from millpond.stores.strings import Strings
 from millpond.stores.tables import TableStore
+from millpond.stores.threads import timed_sections
 from millpond.txn import NotPutBack, TransactionSet, Watch, load_transactions
 from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
@@ -45,7 +57,7 @@ from millpond.wire.groups import FindRows, GroupSpec, ReadDelayed, ReadTable, Tr
 from millpond.wire.questions import ReadOutputs
 from millpond.wire.specs import Resident, Spec
 
-REPORT_WAIT_S = 1.0
+REPORT_WAIT_S = 0.2
 # Outputs travel as the events came; in smaller batches than this, on the average, each would be felt.
 OUTPUT_ROWS_MIN = 1 << 14
 
@@ -165,7 +177,8 @@ class GroupHolding(Holding[GroupStore]):
                 assert held.undecided is None, "an epoch is undecided"
                 ran: Ran | None = None
                 try:
-                    ran = self._run(record, held.store, self._scratch, watch)
+                    with _timed(held):
+                        ran = self._run(record, held.store, self._scratch, watch)
                     self._check_room(ran.delayed, held.store.delayed)
                     held.undecided = ran.undo
                 except NotPutBack as failure:
@@ -209,6 +222,7 @@ class GroupHolding(Holding[GroupStore]):
         with held.lock:
             self._keep(ready.record, ready.made, held)
             held.undecided = None
+            held.load.rows_updated += ready.record.rows
         self._count(ready.made)
         return len(ready.made.outputs)
 
@@ -309,6 +323,9 @@ class GroupHolding(Holding[GroupStore]):
         if spec is None or keys.schema.types != spec.keys.types:
             raise BadMessage(f"keys for table {message.table!r} come as columns of its key's types")
         rows_there = self._read(message.table, lambda table: table.find(keys.columns, budget))
+        home = self.held(self._home)
+        with home.lock:
+            home.load.rows_fetched += keys.num_rows
         return Answer(
             Done(),
             rows_there.combine_chunks().to_batches()[0] if len(rows_there) else _empty(rows_there.schema),
@@ -336,7 +353,8 @@ class GroupHolding(Holding[GroupStore]):
             store = held.store if held.undecided is None else held.decided_copy()
             if table not in store.tables:
                 raise unknown_table(table, store.tables, f"group {self.name!r}")
-            rows = ask(store.tables[table])
+            with _timed(held):
+                rows = ask(store.tables[table])
         return rows.rename_columns(self._group.tables[table].schema.names)
 
     def sweep(self, number: SliceId, budget: int) -> bool:
@@ -358,6 +376,11 @@ class GroupHolding(Holding[GroupStore]):
         waiting = sum(rows.nbytes for store in stores for rows in store.delayed.values())
         return waiting + sum(store.outputs.nbytes for store in stores)
 
+    def size(self, held: HeldSlice[GroupStore]) -> Size:
+        tables = list(self._sizes.values())
+        nbytes = sum(table["bytes"] for table in tables) + self.outputs_bytes
+        return Size(nbytes, sum(table["keys"] for table in tables))
+
     def figures(self) -> dict[str, Any]:
         """Of the tables, and of how transactions ran.
 
@@ -372,9 +395,22 @@ class GroupHolding(Holding[GroupStore]):
                 self._sizes = {name: {"keys": len(t), "bytes": t.nbytes} for name, t in tables}
             finally:
                 held.lock.release()
+        self.sizes = {self._home: self.size(held)}
         delayed = held.store.delayed.values()
         waiting = {"rows": sum(map(len, delayed)), "bytes": sum(rows.nbytes for rows in delayed)}
         return {**self._figures, "waiting": waiting, "tables": self._sizes}
+
+
+@contextmanager
+def _timed(held: HeldSlice[GroupStore]) -> Iterator[None]:
+    """Counts what this thread and those that help it do within. The caller holds the slice's lock."""
+    started = time.thread_time_ns()
+    with timed_sections() as sections:
+        try:
+            yield
+        finally:
+            helpers = int((sections.all - sections.own) * 1e9)
+            held.load.cpu_ns += time.thread_time_ns() - started + helpers
 
 
 def table_exists(name: str, was: str, wanted: str) -> SchemaMismatch:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.container.holdings.base import HeldSlice, Holding, Record, Store
+from millpond.container.holdings.load import Laps
 from millpond.errors import BadMessage, NullKey
 from millpond.kernels.hashing import slices_of
 from millpond.stores.keys import Keys, decode_keys
@@ -69,7 +70,9 @@ class KeyedHolding(Holding[_S]):
                 if portions:
                     work(held.store, portions)
                     held.dirty = True
-            rows.append(sum(portion.batch.num_rows for portion in portions))
+            own = sum(portion.batch.num_rows for portion in portions)
+            held.load.rows_updated += own
+            rows.append(own)
 
         self.each(record, slices, change)
         return sum(rows)
@@ -86,6 +89,7 @@ class KeyedHolding(Holding[_S]):
             for part in record.parts
         ]
         starts = [_starts(part.counts) for part in record.parts]
+        laps = Laps()
 
         def visit(number: SliceId) -> None:
             held = slices[number]
@@ -98,7 +102,13 @@ class KeyedHolding(Holding[_S]):
                     start, stop = bounds[number], bounds[number + 1]
                     if stop > start:
                         portions.append(Portion(own.part(start, stop), part.batch.slice(start, stop - start)))
-                work(held, portions)
+                if portions:
+                    laps.begin()
+                    work(held, portions)
+                    held.load.cpu_ns += laps.end_ns()
+                else:
+                    laps.skip()
+                    work(held, portions)
 
         self.means.run(visit, list(slices), record.rows)
 
@@ -106,12 +116,16 @@ class KeyedHolding(Holding[_S]):
         """What each slice that has questions says of those from start to stop, in the order of the questions."""
         starts = _starts(counts)
         said: dict[SliceId, Any] = dict.fromkeys(map(SliceId, np.flatnonzero(counts).tolist()))
+        laps = Laps()
 
         def answer(number: SliceId) -> None:
             held = self.held(number)
             with held.lock:
                 held.check_whole()
+                laps.begin()
                 said[number] = ask(held.store, starts[number], starts[number + 1])
+                held.load.cpu_ns += laps.end_ns()
+                held.load.rows_fetched += starts[number + 1] - starts[number]
 
         self.means.run(answer, list(said), starts[-1])
         return list(said.values())

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule, keep_all, put
-from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record, Size
 from millpond.container.holdings.keyed import KeyedHolding, Portion
 from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch, not_trusted
 from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
@@ -231,12 +231,16 @@ class StateHolding(KeyedHolding[VersionedSlice]):
             what = f"the compaction rule of state {self.name!r}"
             return self.means.limits.run(what, lambda: held.store.sweep(since, budget))
 
+    def size(self, held: HeldSlice[VersionedSlice]) -> Size:
+        return Size(held.store.nbytes, held.store.keys)
+
     def figures(self) -> dict[str, Any]:
-        stores = [held.store for held in list(self.slices.values())]
+        slices = dict(self.slices)
+        self.sizes = {number: self.size(held) for number, held in slices.items()}
         return {
-            "keys": sum(store.keys for store in stores),
-            "versions": sum(store.versions for store in stores),
-            "bytes": sum(store.nbytes for store in stores),
+            "keys": sum(size.keys for size in self.sizes.values()),
+            "versions": sum(held.store.versions for held in slices.values()),
+            "bytes": sum(size.nbytes for size in self.sizes.values()),
             "rule_failures": self.rules.failures,
         }
 
