@@ -31,7 +31,7 @@ class Containers:
             raise Unavailable("away", address="")
         return Done()
 
-    def await_back(self, container: int, term: Term) -> Term:
+    def await_back(self, container: int, term: Term, is_needed: object = None) -> Term:
         self.brought += 1
         if self.live:
             return term
@@ -50,7 +50,7 @@ class Scene:
         self.runtime = Serial()
         self.containers = Containers()
         memory: Any = SimpleNamespace(lock=self.runtime.lock(), record=None, in_doubt=False)
-        self.commits = Commits(memory, self.containers, None, self.runtime)  # type: ignore[arg-type]
+        self.commits = Commits(memory, self.containers, None, None, self.runtime)  # type: ignore[arg-type]
         monkeypatch.setattr(self.commits, "tell_progress", lambda name: None)
         monkeypatch.setattr(self.commits, "_note_end", lambda message: None)
         commit = EpochCommit(message(early=True), {0: Term(1)}, 1, {"feed": -math.inf})

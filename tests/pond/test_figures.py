@@ -221,7 +221,7 @@ def test_what_nobody_sees_to_yet_is_empty_and_what_somebody_does_is_told() -> No
     figures.backups, figures.backups_wanted = [1, 0, 1, 1], [1] * 4
     figures.task_slots = {"wanted": 3, "had": 2}
     figures.moves = [MoveFigures(7, [SliceId(1)], 0, 1, "copy", 0.25, "rebalance", 3.5)]
-    metrics = pond.metrics()
+    metrics = as_metrics(figures.gather())
     assert [each["backups"] for each in metrics["slices"].values()] == [1, 0, 1, 1]
     assert metrics["task_slots"] == {"wanted": 3, "had": 2}
     assert metrics["moves"] == [

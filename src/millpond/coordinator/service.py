@@ -447,10 +447,11 @@ class CoordinatorService:
 
     def _metrics(self) -> PondMetrics:
         record, wanted = self._record, self._migrations.wanted
-        backups = placement.backups_of(record)
-        others = max(0, len(self._containers.ids) - 1)
-        self.figures.backups = [len(backups.get(SliceId(number), ())) for number in range(record.slices)]
-        self.figures.backups_wanted = [min(wanted, others)] * record.slices
+        if wanted or record.backups:
+            backups = placement.backups_of(record)
+            self.figures.backups = [len(backups.get(SliceId(n), ())) for n in range(record.slices)]
+            # No more than there are others to hold them.
+            self.figures.backups_wanted = [min(wanted, len(self._containers.ids) - 1)] * record.slices
         self.figures.moves = [
             MoveFigures(m.id, m.slices, m.source, m.target, m.stage, m.progress, m.cause, m.left_s)
             for m in self.elasticity.moves()
