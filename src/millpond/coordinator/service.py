@@ -405,7 +405,9 @@ class CoordinatorService:
         self._commits.await_visible(message.resident)
         with self._memory.lock:
             before = self._record
-            record, pinned = fetches.pin(before, message, self._commits.progress(message.resident).update)
+            progress = self._commits.progress(message.resident)
+            record, pinned = fetches.pin(before, message, progress.update)
+            pinned = replace(pinned, seen=progress.seen)
             if record is not before:
                 self._memory.write(record)
         pinned = replace(pinned, landmark=self._slices.landmark)

@@ -298,6 +298,8 @@ def progress(
         late={name: record.late for name, record in resident.updaters.items()},
         time_kind=resident.time_kind,
         held_by=_held_by(resident, updaters, silent_s),
+        # One at a time is decided and not yet visible.
+        seen=resident.epochs - bool(held_back),
     )
 
 

@@ -151,7 +151,8 @@ class Answering:
         waited = None
         if pinned.previous is not None:
             waited = Waited.of(rows.listed(pinned.previous, pinned.token), like)
-        one_pass = OnePass(link, self._asking, sight, place, turn, frame, waited, like.sparkSession, schema)
+        asking = self._asking.seeing(pinned.seen)
+        one_pass = OnePass(link, asking, sight, place, turn, frame, waited, like.sparkSession, schema)
         token, reports = one_pass.through(lambda answers: self._to(answers, turn.number))
         if pinned.update == math.inf and self._delay is None and pinned.late_below == -math.inf:
             return Left(), _Seen(
@@ -200,7 +201,7 @@ class Answering:
             rows.list_files(turn, token, "", rows.keep(turn, token, waiting.to_batches()))
             first = asking.questions(waiting, "")
             left = Left(len(waiting), asking.first_time(first.lowest), token, first.digest)
-        self._to(asking.answer(self._client, timely.take(ready)), epoch)
+        self._to(asking.seeing(pinned.seen).answer(self._client, timely.take(ready)), epoch)
         self._end(query, turn, left, seen, delay)
         rows.remove_before(pinned.oldest, turn)
 

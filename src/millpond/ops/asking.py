@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -101,8 +102,16 @@ class Asking:
                 hint="give each answer a name of its own",
                 option="into",
             )
+        self.seen = 0
+        """How many of the State's epochs whoever answers must have; U is theirs."""
         self.low: str | None = None if between is None else between[0]
         self.high = check_column_name(at, "at") if between is None else between[1]
+
+    def seeing(self, seen: int) -> Asking:
+        """The same, answered only by who has so many of the State's epochs: not by one that missed the last of them."""
+        other = copy(self)
+        other.seen = seen
+        return other
 
     @property
     def columns(self) -> list[str]:
@@ -155,11 +164,17 @@ class Asking:
             assert questions.targets is not None
             return [
                 self._walker.paths(
-                    client, questions.keys, questions.targets, questions.lows, questions.highs, questions.kind
+                    client,
+                    questions.keys,
+                    questions.targets,
+                    questions.lows,
+                    questions.highs,
+                    questions.kind,
+                    self.seen,
                 )
             ]
         assert self.rule.name != "paths"
-        message = Question(self.state, self.rule.name, self.rule.code, self.rule.returns)
+        message = Question(self.state, self.rule.name, self.rule.code, self.rule.returns, self.seen)
         asked, longs = self.shape.questions, [questions.highs]
         if questions.lows is not None:
             asked, longs = self.shape.ranged_questions, [questions.highs, questions.lows]

@@ -78,6 +78,7 @@ class Walker:
         lows: NDArray[np.int64] | None,
         highs: NDArray[np.int64],
         kind: TimeKind,
+        seen: int = 0,
     ) -> pa.ChunkedArray:
         """The paths of each row by edges of low < time <= high, and not older than the walk says."""
         lives = self._spec.compact.span
@@ -85,7 +86,7 @@ class Walker:
         since = np.stack([_since(highs, lows, span) for span in spans])
         empty = np.zeros(len(highs), bool) if lows is None else lows >= highs
         rows = _Rows(starts, targets, since, views.plain(highs), empty)
-        chunks = self._chunks(client, rows)
+        chunks = self._chunks(client, rows, seen)
         if len(highs):
             # What was read may be compacted from F on. Containers learn it from the coordinator: asked now, it says at least
             # what any of them knew.
@@ -93,10 +94,10 @@ class Walker:
             check_not_below(int(highs.min()), progress.fetch, kind)
         return pa.chunked_array(chunks, self.answers.field(0).type)
 
-    def _chunks(self, client: Client, rows: _Rows) -> list[pa.Array]:
+    def _chunks(self, client: Client, rows: _Rows, seen: int) -> list[pa.Array]:
         """In halves, where all at once would look at too many edges."""
         try:
-            return _Walking(client, self._spec, self._walk, self.vertex).run(rows)
+            return _Walking(client, self._spec, self._walk, self.vertex, seen).run(rows)
         except _TooManyEdges as error:
             half = len(rows.highs) // 2
             if half == 0:
@@ -106,8 +107,8 @@ class Walker:
                     size=error.edges,
                     limit=EDGES_MAX,
                 ) from None
-        return self._chunks(client, rows.part(0, half)) + self._chunks(
-            client, rows.part(half, len(rows.highs))
+        return self._chunks(client, rows.part(0, half), seen) + self._chunks(
+            client, rows.part(half, len(rows.highs)), seen
         )
 
 
@@ -187,8 +188,9 @@ class _Edges:
 class _Walking:
     """One walk for all rows: the vertices it has met, as numbers, and their edges."""
 
-    def __init__(self, client: Client, spec: StateSpec, walk: Walk, vertex: pa.Schema) -> None:
+    def __init__(self, client: Client, spec: StateSpec, walk: Walk, vertex: pa.Schema, seen: int = 0) -> None:
         self._client = client
+        self._seen = seen
         self._spec = spec
         self._walk = walk
         self._vertex = vertex
@@ -245,7 +247,7 @@ class _Walking:
         asked, longs = shape.questions, [np.full(len(vertices), high)]
         if low > TIME_MIN:
             asked, longs = shape.ranged_questions, [*longs, np.full(len(vertices), low - 1)]
-        message = Question(self._spec.name, "changes")
+        message = Question(self._spec.name, "changes", seen=self._seen)
         columns = self._client.ask(message, asked, keys, longs, self._answers)
         for chunks in zip(*(column.chunks for column in columns), strict=True):
             self._append(edges, vertices[: len(chunks[0])], *chunks)

@@ -64,6 +64,8 @@ class Pinned(Message, frozen=True, tag=True):
     token: ListToken
     oldest: Turn
     passed: list[Passed] = msgspec.field(default_factory=list)
+    seen: Count = 0
+    """How many of the State's epochs were visible when U was where it is, or are now."""
     landmark: Landmark = ""
 
 
@@ -220,6 +222,8 @@ class ResidentProgress(Message, frozen=True, tag=True):
     late: dict[str, int]
     time_kind: KindOfTime
     held_by: list[HoldsBack] = msgspec.field(default_factory=list)
+    seen: Count = 0
+    """How many of its epochs are visible."""
 
 
 class AskProgress(Call[ResidentProgress], frozen=True, tag=True):

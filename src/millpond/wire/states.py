@@ -12,7 +12,7 @@ from millpond.code.capture import Code
 from millpond.code.rules import CompactRule, FetchName, UpdateRule
 from millpond.schema import KEY, LOW, SEQ, TIME, KeyKind, key_kind, parse_ddl
 from millpond.times import Progress
-from millpond.wire.base import CALL_S, LONG_CALL_S, Done, Exchange, Read, SliceId, check_progress
+from millpond.wire.base import CALL_S, LONG_CALL_S, Count, Done, Exchange, Read, SliceId, check_progress
 from millpond.wire.resident import ResidentSpec
 
 
@@ -71,6 +71,8 @@ class Question(Exchange[Done], frozen=True, tag=True):
     rule: FetchName
     code: Code | None = None
     returns: str = ""
+    seen: Count = 0
+    """How many of the State's epochs whoever answers must have: U was told after them."""
 
     @property
     def seconds(self) -> float:  # type: ignore[override]

@@ -84,6 +84,8 @@ class StateModel(ABC):
         """By updater: before its first epoch, and after each."""
         self.begun = dict.fromkeys(feeds, 0)
         self.acknowledged = dict.fromkeys(feeds, 0)
+        self.visible = dict.fromkeys(feeds, 0)
+        """Epochs that count in U for certain: one that was answered early may still be on its way there."""
         self.finishing: set[str] = set()
         self.finished: set[str] = set()
         self.compacts = False
@@ -128,7 +130,7 @@ class StateModel(ABC):
     def progress_min(self) -> Progress:
         """U is not below this: epochs that were acknowledged have moved it."""
         return min(
-            math.inf if name in self.finished else marks[self.acknowledged[name]]
+            math.inf if name in self.finished else marks[self.visible[name]]
             for name, marks in self.watermarks.items()
         )
 
@@ -143,8 +145,9 @@ class StateModel(ABC):
     def begin(self, name: str, epoch: int) -> None:
         self.begun[name] = max(self.begun[name], epoch + 1)
 
-    def acknowledge(self, name: str, epoch: int) -> None:
+    def acknowledge(self, name: str, epoch: int, early: bool = False) -> None:
         self.acknowledged[name] = max(self.acknowledged[name], epoch + 1)
+        self.visible[name] = max(self.visible[name], epoch if early else epoch + 1)
 
     def check_progress(self, floor: Progress, progress: Progress) -> None:
         """`floor` is what `progress_floor` was before U was asked for."""
@@ -271,7 +274,8 @@ class Updater(App):
         self.model.begin(self.name, epoch)
         self.say(f"begins epoch {epoch} of {self.model.name}: {_brief(rows)}", keys)
         committed = self._commit(pond, intake, epoch, f"q-{self.name}")
-        self.model.acknowledge(self.name, epoch)
+        # A replay is answered when all is visible.
+        self.model.acknowledge(self.name, epoch, _is_early(epoch) and not committed.replayed)
         again = ", once more" if committed.replayed else ""
         self.say(f"epoch {epoch} of {self.model.name} is acknowledged{again}", keys)
 
@@ -306,7 +310,7 @@ class Updater(App):
 
             return client.runtime.map(task, list(range(len(parts))))
 
-        early = turn.epoch % 2 == 1
+        early = _is_early(epoch)
         return commit_staged(client, intake, query, turn, stage, "long", RowsWork(), "continue", early=early)
 
     def _partitions(self, rows: Sequence[Row]) -> list[list[Row]]:
@@ -315,6 +319,11 @@ class Updater(App):
         for row in rows:
             self._chance.choice(parts).append(row)
         return parts
+
+
+def _is_early(epoch: int) -> bool:
+    """Every other epoch returns when it is decided; whoever asks for U waits a while for it, and not for ever."""
+    return epoch % 2 == 1
 
 
 class Reader(App):
