@@ -25,12 +25,13 @@ from millpond.coordinator.tidying import Tidying
 from millpond.durable.files import Files
 from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Unavailable, not_trusted
 from millpond.runtime import Runtime, Serial
-from millpond.wire.base import Call, Done, Message
+from millpond.wire.base import Call, Done, Message, R
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, HandedOver
 from millpond.wire.house import (
     AskMetrics,
     Checkpoint,
+    CheckpointAll,
     ContainerReport,
     ContainerStatus,
     Forget,
@@ -177,6 +178,10 @@ class CoordinatorService:
             if self._tidying.is_due:
                 self._tidying.tidy()
 
+    def tell(self, container: int, message: Call[R]) -> R:
+        """Asks a container something that is about its process, and nothing that it holds."""
+        return self._containers.ask(container, message)
+
     def place(self, owners: Sequence[int]) -> None:
         """Gives slices to those owners. While they change hands, no epoch of any resident is committed."""
         with self._slices.moving:
@@ -220,7 +225,7 @@ class CoordinatorService:
                 return self._pin(message)
             case Answered():
                 self._answered(message)
-            case Checkpoint():
+            case CheckpointAll():
                 self._commits.await_all_visible()
                 self._checkpoint_all()
                 self._tidying.tidy()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, Self, get_args
+from typing import Any, Protocol, Self, get_args, runtime_checkable
 
 from msgspec.structs import replace
 
 from millpond.client.client import Client
+from millpond.client.link import Link
 from millpond.code.rules import (
     CompactRule,
     UpdateRule,
@@ -29,7 +30,15 @@ from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.wire.base import check_name, check_query
 from millpond.wire.groups import GroupSpec
-from millpond.wire.house import AskMetrics, Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
+from millpond.wire.house import (
+    AskMetrics,
+    CheckpointAll,
+    ContainerInfo,
+    Forget,
+    Locate,
+    OpenResident,
+    Placement,
+)
 from millpond.wire.specs import Spec
 from millpond.wire.states import StateSpec
 
@@ -40,6 +49,13 @@ class Owner(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Issuer(Protocol):
+    """An owner that issues certificates."""
+
+    def revoke(self) -> None: ...
+
+
 class Pond:
     """Everything under one root. Made by `mp.open` or `mp.connect`; closes as a context manager or by `close()`."""
 
@@ -47,8 +63,12 @@ class Pond:
         self._client = client
         self._owner = owner
         self.address = address
-        self.link = client.link
         self.spark = spark
+
+    @property
+    def link(self) -> Link | None:
+        """By what tasks reach the pond."""
+        return self._client.link
 
     def __enter__(self) -> Self:
         return self
@@ -229,9 +249,23 @@ class Pond:
             **metrics.residents,
         }
 
+    def revoke(self) -> None:
+        """Issues `client.pem` and `client.read.pem` under the root anew, where the pond is reached by TLS.
+
+        Whoever has no more than an earlier copy is let in no more, and their connections end. Only the process that opened
+        the pond can do this; tokens stay as they are.
+        """
+        if not isinstance(self._owner, Issuer):
+            raise BadOption(
+                "only the process that opened the pond can revoke certificates",
+                hint="call pond.revoke() there, or open the pond anew: certificates are good for one opening",
+                option="revoke",
+            )
+        self._owner.revoke()
+
     def checkpoint(self) -> None:
         """Snapshots what changed and truncates the logs, now. Happens by itself as the logs grow."""
-        self._client.call(Checkpoint())
+        self._client.call(CheckpointAll())
 
     def forget(self, what: State | Table | str, name: str | None = None, query: str | None = None) -> None:
         """Lets go of a State or a table, with all that it holds; what the pond remembers of it has an end.

@@ -11,7 +11,7 @@ from typing import Any, Union
 import msgspec
 
 from millpond.errors import BadMessage, MessageTooLarge
-from millpond.wire import epochs, house, questions  # noqa: F401 - the messages that there are
+from millpond.wire import epochs, house, passes, questions  # noqa: F401 - the messages that there are
 from millpond.wire.base import Message
 
 CONTROL_BYTES_MAX = 4 << 20

@@ -24,6 +24,7 @@ from millpond.wire.base import (
     Writer,
     check_progress,
 )
+from millpond.wire.roles import COORDINATOR, STAGING, Senders
 from millpond.wire.specs import Work
 
 History = Literal["continue", "new", "shared"]
@@ -39,6 +40,8 @@ class StageDone(Message, frozen=True, tag=True):
 
 class Stage(Exchange[StageDone], frozen=True, tag=True):
     """Rows follow as batches grouped by slice, each with its per-slice counts."""
+
+    senders: ClassVar[Senders] = STAGING
 
     writer: Writer
     turn: Turn
@@ -63,6 +66,7 @@ class Prepare(Call[Prepared], frozen=True, tag=True):
     `ballot` numbers what the coordinator asks about a resident's epochs: a message that comes late counts no more.
     """
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Name
@@ -76,6 +80,8 @@ class Prepare(Call[Prepared], frozen=True, tag=True):
 class Discard(Call[Done], frozen=True, tag=True):
     """An epoch that was prepared will not be decided as it is."""
 
+    senders: ClassVar[Senders] = COORDINATOR
+
     resident: Name
     ballot: Count
 
@@ -83,6 +89,7 @@ class Discard(Call[Done], frozen=True, tag=True):
 class Apply(Call[Done], frozen=True, tag=True):
     """Make a prepared epoch visible; it has been decided."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Name

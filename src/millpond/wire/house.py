@@ -26,6 +26,7 @@ from millpond.wire.base import (
     Writer,
     check_progress,
 )
+from millpond.wire.roles import COORDINATOR, Senders
 from millpond.wire.specs import Resident, Spec
 
 # Coordinator to container
@@ -33,6 +34,8 @@ from millpond.wire.specs import Resident, Spec
 
 class Assign(Call[Done], frozen=True, tag=True):
     """Become container `container` in `term`, with these residents and no slices yet."""
+
+    senders: ClassVar[Senders] = COORDINATOR
 
     term: Term
     container: Count
@@ -49,6 +52,7 @@ class Adopt(Call[Done], frozen=True, tag=True):
     `order` numbers what the coordinator says about slices: a message that comes late counts no more.
     """
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
@@ -60,6 +64,7 @@ class Adopt(Call[Done], frozen=True, tag=True):
 class Confirm(Call[Done], frozen=True, tag=True):
     """The journal says that these slices are here. Until it does, all that they rested on before stays as it is."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
@@ -69,6 +74,7 @@ class Confirm(Call[Done], frozen=True, tag=True):
 class Release(Call[Done], frozen=True, tag=True):
     """Serve these slices no more. What they rest on stays on disk for whoever adopts them, unless they are `gone`."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
@@ -79,6 +85,7 @@ class Release(Call[Done], frozen=True, tag=True):
 class AddResident(Call[Done], frozen=True, tag=True):
     """A resident that is new, or has grown: a group that is there already may have gained a table."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Resident
@@ -87,6 +94,7 @@ class AddResident(Call[Done], frozen=True, tag=True):
 class DropResident(Call[Done], frozen=True, tag=True):
     """Let go of a resident and of its files."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     name: Name
@@ -96,6 +104,7 @@ class DropResident(Call[Done], frozen=True, tag=True):
 class ForgetWriters(Call[Done], frozen=True, tag=True):
     """Let go of what is remembered of these writers: they send no more."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Name
@@ -104,6 +113,8 @@ class ForgetWriters(Call[Done], frozen=True, tag=True):
 
 class Advance(Call[Done], frozen=True, tag=True):
     """F, and the time below which no update comes any more."""
+
+    senders: ClassVar[Senders] = COORDINATOR
 
     resident: Name
     fetch_progress: Progress
@@ -115,13 +126,16 @@ class Advance(Call[Done], frozen=True, tag=True):
 
 
 class Checkpoint(Call[Done], frozen=True, tag=True):
-    """Snapshot what is dirty, then truncate the log. To a container, or through the coordinator to all."""
+    """Snapshot what is dirty, then truncate the log."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
 
 class Ping(Call[Done], frozen=True, tag=True):
     """Whether a container answers. Nothing that it does holds this up."""
+
+    senders: ClassVar[Senders] = COORDINATOR
 
 
 class ContainerReport(Message, frozen=True, tag=True):
@@ -136,7 +150,7 @@ class ContainerReport(Message, frozen=True, tag=True):
 
 
 class ContainerStatus(Call[ContainerReport], frozen=True, tag=True):
-    pass
+    senders: ClassVar[Senders] = COORDINATOR
 
 
 # Anyone to coordinator
@@ -148,6 +162,12 @@ class OpenResident(Call[Done], frozen=True, tag=True):
     seconds: ClassVar[float] = LONG_CALL_S
 
     spec: Spec
+
+
+class CheckpointAll(Call[Done], frozen=True, tag=True):
+    """Let every container checkpoint."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
 
 
 class ResidentList(Message, frozen=True, tag=True):

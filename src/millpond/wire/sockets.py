@@ -21,6 +21,8 @@ from millpond import private
 from millpond.errors import BadOption, Unauthorised, Unavailable
 
 SCHEME = "unix:"
+TLS_SCHEME = "tls:"
+"""As in `tls:host:port/container-3-t17`: whoever listens there must show that it is called that."""
 POND = "pond"
 """The name of the coordinator's socket."""
 NAME_PATTERN = r"[a-z0-9-]{1,64}\Z"
@@ -28,9 +30,13 @@ NAME_PATTERN = r"[a-z0-9-]{1,64}\Z"
 _HANDLE_ONLY = getattr(os, "O_PATH", os.O_RDONLY)
 
 
-def container_name(container: int) -> str:
+def container_name(container: int, term: int) -> str:
     """A name that no other incarnation of a container has, before or after: whoever dials it means this one."""
-    return f"container-{container}-{secrets.token_hex(8)}"
+    return f"container-{container}-t{term}-{secrets.token_hex(4)}"
+
+
+def is_name(name: str) -> bool:
+    return re.match(NAME_PATTERN, name) is not None
 
 
 def name_in(address: str) -> str:
@@ -85,7 +91,7 @@ class SocketDirectory:
 
     def path_of(self, name: str) -> str:
         """A path to the socket of that name, for this process."""
-        if not re.match(NAME_PATTERN, name):
+        if not is_name(name):
             raise BadOption(f"{name!r} is no name of a socket", option="address")
         return f"{self._base}/{name}"
 
