@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, Self, get_args, runtime_checkable
+from typing import Any, Protocol, Self, get_args
 
 from msgspec.structs import replace
 
@@ -47,13 +47,6 @@ class Owner(Protocol):
     """Whatever must end with the pond: its coordinator and containers, if this process runs them."""
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class Issuer(Protocol):
-    """An owner that issues certificates."""
-
-    def revoke(self) -> None: ...
 
 
 class Pond:
@@ -255,13 +248,14 @@ class Pond:
         Whoever has no more than an earlier copy is let in no more, and their connections end. Only the process that opened
         the pond can do this; tokens stay as they are.
         """
-        if not isinstance(self._owner, Issuer):
+        revoke = getattr(self._owner, "revoke", None)
+        if revoke is None:
             raise BadOption(
                 "only the process that opened the pond can revoke certificates",
                 hint="call pond.revoke() there, or open the pond anew: certificates are good for one opening",
                 option="revoke",
             )
-        self._owner.revoke()
+        revoke()
 
     def checkpoint(self) -> None:
         """Snapshots what changed and truncates the logs, now. Happens by itself as the logs grow."""

@@ -7,6 +7,7 @@ itself sees a byte. `Gate` is for loopback and goes by tokens (`wire.handshake`)
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import threading
@@ -80,10 +81,13 @@ class Port(ABC):
         try:
             self._listener = socket.create_server((host, port), family=family, backlog=PENDING_MAX)
         except OSError as error:
+            taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
             raise BadOption(
                 f"a pond cannot listen on {host}:{port}: {error.strerror}",
-                hint="choose a port that is free, or 0 to let the system pick one",
-                option="port",
+                hint="choose a port that is free, or 0 to let the system pick one"
+                if taken
+                else "choose an address of this machine, as 127.0.0.1, or 0.0.0.0 for all that it has",
+                option="port" if taken else "host",
             ) from None
         self._listener.setblocking(False)
         self.address = address_of(self._listener.getsockname())
