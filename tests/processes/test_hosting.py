@@ -69,7 +69,7 @@ def test_containers_come_go_and_tell_how_they_ended(
     # One that does not listen is killed.
     monkeypatch.setattr(hosting, "STOP_TIMEOUT_S", 0.5)
     os.kill(hosts[1].pid, signal.SIGSTOP)
-    again = embedded.start(1, Term(1))
+    again = embedded.start(1, Term(3))
     assert is_gone(hosts[1].pid)
     assert again.pid != hosts[1].pid
     assert embedded.last_words(1) == "was ended by its pond"
@@ -107,7 +107,7 @@ def test_several_that_do_not_listen_are_ended_at_once(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosting, "STOP_TIMEOUT_S", 1.5)
-    pids = [embedded.start(number).pid for number in range(2)]
+    pids = [embedded.start(number, Term(1)).pid for number in range(2)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     started = time.monotonic()
