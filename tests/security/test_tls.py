@@ -34,6 +34,7 @@ from millpond.wire.epochs import Apply, Turn
 from millpond.wire.flight import FlightDialer
 from millpond.wire.house import Locate, Ping
 from millpond.wire.passes import Certify, TaskPass
+from millpond.wire.roles import Role
 from millpond.wire.sockets import POND, SocketDirectory
 
 ROWS = pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]})
@@ -445,7 +446,7 @@ def test_without_a_certificate_a_pond_by_tls_is_not_joined(served: Served, tmp_p
 
 
 def test_a_task_may_do_no_more_than_a_task(served: Served) -> None:
-    """Neither by its bearer, nor where it comes in by its certificate."""
+    """Neither by its bearer, nor by another one, where it came in by its certificate."""
     own = FileCredentials(str(served.root / "tasks.json"))
     assert own.token().startswith("task.")
     (info, _) = served.pond.containers()
@@ -457,6 +458,21 @@ def test_a_task_may_do_no_more_than_a_task(served: Served) -> None:
                     connection.call(message)
     with closing(dial(POND)) as connection:
         assert len(connection.call(Locate()).owners) == 8
+    # Who knows more than that and comes in by a task's certificate is held to it.
+    stolen: list[tuple[Role, dict[str, str]]] = [
+        ("task", {"token": served.token}),
+        ("task", {"bearer": served.passes.keyring.coordinator}),
+        ("reader", {"token": served.token}),
+        ("reader", {"token": own.token()}),
+        ("client", {"bearer": served.passes.keyring.coordinator}),
+        ("client", {"bearer": served.passes.keyring.container}),
+    ]
+    for role, known in stolen:
+        bundle = served.authority.issue(role)
+        through = FlightDialer(Credentials(**known, bundle=bundle), f"tls:{served.pond.address}/{POND}")
+        for address in (info.address, POND):
+            with closing(through(address)) as connection, pytest.raises(Unauthorised, match="cannot call as"):
+                connection.call(Locate())
     coordinator = FlightDialer(served.passes.coordinator())
     with closing(coordinator(info.address)) as connection:
         connection.call(Ping())

@@ -32,8 +32,8 @@ from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, 
 from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
 from millpond.wire.credentials import Credentials, credentials_of
 from millpond.wire.keyring import Accepted, accepted_by
-from millpond.wire.roles import NAMES, Role
-from millpond.wire.sockets import POND, SCHEME, TLS_SCHEME, SocketDirectory, name_in
+from millpond.wire.roles import LETS_USE, NAMES, Role
+from millpond.wire.sockets import POND, SCHEME, TLS_SCHEME, SocketDirectory, name_in, role_let_in
 from millpond.wire.tls import TlsTunnel
 from millpond.wire.tunnel import TokenTunnel, Tunnel
 
@@ -204,7 +204,14 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
 
 
 def _caller(context: Any) -> _Caller:
+    """Who calls; Unauthorised if it was let in as somebody who may do less."""
     caller: _Caller = context.get_middleware("caller")
+    let_in = role_let_in(context.peer())
+    if let_in is not None and caller.role not in LETS_USE[let_in]:
+        raise Unauthorised(
+            f"{NAMES[let_in]} cannot call as {NAMES[caller.role]}",
+            hint="take certificate and token from the same files of the pond's root",
+        )
     return caller
 
 

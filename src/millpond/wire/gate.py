@@ -8,6 +8,7 @@ itself sees a byte. `Gate` is for loopback and goes by tokens (`wire.handshake`)
 from __future__ import annotations
 
 import errno
+import os
 import selectors
 import socket
 import threading
@@ -21,8 +22,9 @@ from millpond.errors import BadMessage, BadOption, MillpondError
 from millpond.wire import handshake
 from millpond.wire.handshake import address_of
 from millpond.wire.pumping import Check, Pumped
+from millpond.wire.roles import Role
 from millpond.wire.sieve import Sieve, Turnstile
-from millpond.wire.sockets import SocketDirectory
+from millpond.wire.sockets import SocketDirectory, caller_name
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PENDING_MAX = 64
@@ -35,6 +37,7 @@ READERS_MAX = 128
 READER_IDLE_S = 150.0
 """A question has 120 s to be answered: a reader's connection on which nothing moves for longer asks none."""
 TICK_S = 0.5
+_ROLES: dict[bytes, Role] = {handshake.FULL: "client", handshake.READ: "reader", handshake.TASK: "task"}
 
 
 def is_loopback(host: str) -> bool:
@@ -45,9 +48,13 @@ def is_loopback(host: str) -> bool:
 class Admission(NamedTuple):
     """Who has shown that they may come, and to which server. `serial` is that of their certificate, if they have one."""
 
-    is_reader: bool
+    role: Role
     server: str
     serial: str = ""
+
+    @property
+    def is_reader(self) -> bool:
+        return self.role == "reader"
 
 
 class Pending(ABC):
@@ -194,7 +201,13 @@ class Port(ABC):
         try:
             # A server that accepts nobody holds nobody else up.
             inner.setblocking(False)
-            inner.connect(self._sockets.path_of(admission.server))
+            own = self._sockets.path_of(caller_name(admission.role))
+            inner.bind(own)
+            try:
+                inner.connect(self._sockets.path_of(admission.server))
+            finally:
+                # The name is told by then, and nobody is to connect to it.
+                os.unlink(own)
         except BlockingIOError:
             return handshake.BUSY
         except OSError:
@@ -271,7 +284,7 @@ class _ByToken(Pending):
                 self.answer(handshake.REFUSED)
                 raise BadMessage("a wrong token")
             role, server = self._doorkeeper.heard(self._hello)
-            return Admission(role == handshake.READ, server)
+            return Admission(_ROLES[role], server)
         self._doorkeeper.heard(whole)
         self._hello = whole
         self.has_spoken = True

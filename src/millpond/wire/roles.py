@@ -16,6 +16,15 @@ STAGING: Senders = CLIENTS | {"task"}
 READING: Senders = STAGING | {"reader"}
 SENDING_CODE: Senders = STAGING
 
+LETS_USE: dict[Role, Senders] = {
+    "coordinator": COORDINATOR,
+    "container": CONTAINERS,
+    "client": READING,
+    "task": frozenset({"task", "reader"}),
+    "reader": frozenset({"reader"}),
+}
+"""Whoever was let in by a gate in a role may call in these, whatever else they know."""
+
 NAMES: dict[Role, str] = {
     "coordinator": "the coordinator",
     "container": "a container",

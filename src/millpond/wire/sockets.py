@@ -19,12 +19,14 @@ from typing import Self
 
 from millpond import private
 from millpond.errors import BadOption, Unauthorised, Unavailable
+from millpond.wire.roles import ROLES, Role
 
 SCHEME = "unix:"
 TLS_SCHEME = "tls:"
 """As in `tls:host:port/container-3-t17`: whoever listens there must show that it is called that."""
 POND = "pond"
 """The name of the coordinator's socket."""
+_CALLER = "from-"
 NAME_PATTERN = r"[a-z0-9-]{1,64}\Z"
 # Python's flag is not there on every system.
 _HANDLE_ONLY = getattr(os, "O_PATH", os.O_RDONLY)
@@ -37,6 +39,19 @@ def container_name(container: int, term: int) -> str:
 
 def is_name(name: str) -> bool:
     return re.match(NAME_PATTERN, name) is not None
+
+
+def caller_name(role: Role) -> str:
+    """What a gate calls its own end of a connection to a server: so the server knows in which role somebody was let in."""
+    return f"{_CALLER}{role}-{secrets.token_hex(8)}"
+
+
+def role_let_in(peer: str) -> Role | None:
+    """The role of who is at the other end, as gRPC calls that; None for a process of this user's own, without a gate."""
+    name = name_in(peer)
+    if not name.startswith(_CALLER):
+        return None
+    return next(role for role in ROLES if name.startswith(f"{_CALLER}{role}-"))
 
 
 def name_in(address: str) -> str:

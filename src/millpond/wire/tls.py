@@ -106,7 +106,7 @@ class _ByCertificate(Pending):
             raise BadMessage("a connection did not begin with a handshake of this version")
         certificate = self._channel.tls.getpeercert() or {}
         serial = str(certificate.get("serialNumber", "")).lower().lstrip("0")
-        return Admission(role_in(certificate) == "reader", name, serial)
+        return Admission(role_in(certificate), name, serial)
 
     def answer(self, word: bytes) -> None:
         with suppress(OSError):
