@@ -122,6 +122,7 @@ def serve(
     # While the pond opens, both signals interrupt it; once it is open, they let it close.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     given: dict[str, Any] = {} if code_seconds is None else {"code_seconds": code_seconds}
+    given |= {name: path for name, path in (("certificate", certificate), ("key", key)) if path is not None}
     if memory is not None:
         given["memory"] = _bytes_of(memory)
     with open_pond(
@@ -131,8 +132,6 @@ def serve(
         slices=slices,
         host=host,
         port=port,
-        certificate=certificate,
-        key=key,
         trust=trust,
         **given,
     ) as pond:

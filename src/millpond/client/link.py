@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 from millpond.client.client import Client
 from millpond.wire.credentials import FileCredentials
 from millpond.wire.flight import dialer_to
-from millpond.wire.sockets import SCHEME
+from millpond.wire.sockets import machine
 
 
 class Link(NamedTuple):
-    """An address, and the private file with what tasks have to show; `elsewhere` is the pond's address for machines on
-    which its sockets are not.
+    """An address, and the private file with what tasks have to show; `elsewhere` is the pond's address for other machines
+    than that of its sockets, which is `machine`.
     """
 
     address: str
     credentials: str
     elsewhere: str = ""
+    machine: str = ""
 
     def connect(self) -> Client:
         credentials = FileCredentials(self.credentials)
-        address = self.address
-        if self.elsewhere and not os.path.exists(os.path.dirname(address.removeprefix(SCHEME))):
-            address = self.elsewhere
+        address = self.elsewhere if self.elsewhere and self.machine != machine() else self.address
         dial = dialer_to(address, credentials)
         return Client(dial.pond(address), dial, link=self)

@@ -36,7 +36,7 @@ from millpond.wire.gate import Gate, Port, is_loopback
 from millpond.wire.handshake import read_only_token
 from millpond.wire.house import Locate
 from millpond.wire.passes import TaskPass
-from millpond.wire.sockets import POND, SCHEME, TLS_SCHEME, SocketDirectory
+from millpond.wire.sockets import POND, SCHEME, TLS_SCHEME, SocketDirectory, machine
 
 ADDRESS_PATTERN = r"unix:/.+|[^/]+:\d{1,5}"
 SLICES_MAX = 65_535
@@ -278,7 +278,7 @@ class _EmbeddedPond:
     def client(self) -> Client:
         assert self._server is not None
         assert self._passes is not None
-        link = Link(self._server.address, self._passes.task_file, self._elsewhere)
+        link = Link(self._server.address, self._passes.task_file, self._elsewhere, machine())
         dial = FlightDialer(self._passes.client())
         return Client(LocalConnection(self._coordinator), dial, link=link)
 
@@ -333,7 +333,7 @@ def _given(host: str, port: int | None, certificate: AnyPath | None, key: AnyPat
 def _reached_from_elsewhere(address: str) -> str:
     """What other machines call it: a gate that listens everywhere is known by this machine's name."""
     host, _, port = address.rpartition(":")
-    return f"{socket.getfqdn()}:{port}" if host in ("0.0.0.0", "[::]") else address  # noqa: S104 - not bound here
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address  # noqa: S104 - not bound here
 
 
 def _joining(root: str) -> str:

@@ -89,8 +89,9 @@ class _ByCertificate(Pending):
                 self._shaken = self._channel.shake()
             finally:
                 # Also why not. It fits into the buffer of a socket on which little was sent yet.
-                self.has_spoken = True
-                self.connection.sendall(self._channel.take())
+                answer = self._channel.take()
+                self.has_spoken |= answer != b""
+                self.connection.sendall(answer)
         if self._shaken:
             self._hello += self._channel.read(HELLO.size - len(self._hello))
         if len(self._hello) == HELLO.size:
