@@ -23,7 +23,7 @@ def test_a_kind_of_time_that_there_is_not_is_refused(kind: str) -> None:
 def test_what_waits_for_files_or_for_epochs_may_take_long() -> None:
     for message in (
         *(house.Adopt, house.Confirm, house.Release, house.AddResident, house.DropResident),
-        *(house.ForgetWriters, house.Checkpoint, house.OpenResident, house.Forget),
+        *(house.ForgetWriters, house.Checkpoint, house.CheckpointAll, house.OpenResident, house.Forget),
         *(epochs.Prepare, epochs.Apply, epochs.CommitEpoch),
     ):
         assert message.seconds == base.LONG_CALL_S, message
@@ -34,6 +34,7 @@ def test_a_question_brings_code_or_does_not() -> None:
     own = states.Question("s", "custom", Code("f", "def f(): ..."))
     assert (plain.brings_code, plain.seconds) == (False, base.CALL_S)
     assert (own.brings_code, own.seconds) == (True, base.LONG_CALL_S)
+    assert plain.permitted - own.permitted == {"reader"}
 
 
 def test_the_turn_after() -> None:

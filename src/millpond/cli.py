@@ -94,10 +94,18 @@ def serve(
     slices: Annotated[
         int, typer.Option(min=1, max=65_535, help="Slices of a new pond; fixed from then on.")
     ] = 64,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        typer.Option(help="The address to listen on; by TLS if it is not loopback, as 0.0.0.0 for all."),
+    ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes a free one.")
     ] = 0,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The certificate to show, in PEM; by default one is made."),
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, in PEM.")] = None,
     trust: Annotated[
         Literal["all", "data"],
         typer.Option(help="Opening a root runs the code in it; with data it is only read, and none runs."),
@@ -126,6 +134,7 @@ def serve(
     # While the pond opens, both signals interrupt it; once it is open, they let it close.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     given: dict[str, Any] = {} if code_seconds is None else {"code_seconds": code_seconds}
+    given |= {name: path for name, path in (("certificate", certificate), ("key", key)) if path is not None}
     if memory is not None:
         given["memory"] = _bytes_of(memory)
     if log_figures is not None:
@@ -149,8 +158,18 @@ def serve(
             f"pond {root} at {pond.address}, {containers} container{'s' * (containers > 1)}", markup=False
         )
         out.print(f"token in {token_file}, one that may only read in {token_file}.read", markup=False)
+        shown = ""
+        bundle = root.absolute() / "client.pem"
+        if bundle.exists():
+            shown = f", certificate={str(bundle)!r}"
+            out.print(
+                f"by TLS: clients also need {bundle}, those that only read {bundle.with_suffix('.read.pem')};"
+                " copy them by a safe way, mode 0600",
+                markup=False,
+            )
         out.print(
-            f"connect with mp.connect({pond.address!r}, token=open({str(token_file)!r}).read())", markup=False
+            f"connect with mp.connect({pond.address!r}, token=open({str(token_file)!r}).read(){shown})",
+            markup=False,
         )
         # A signal that another thread took does not wake this one: it looks again by itself.
         while not ended.wait(0.5):

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from millpond import private
 from millpond.coordinator import hosting
 from millpond.coordinator.hosting import Embedded
+from millpond.coordinator.passes import Passes
 from millpond.errors import ContainerFailed
+from millpond.wire.base import Term
 from millpond.wire.sockets import SocketDirectory
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    private.write_text(str(tmp_path / "token"), "secret\n")
     return tmp_path
 
 
@@ -33,7 +33,7 @@ def exits() -> list[int]:
 @pytest.fixture
 def embedded(root: Path, exits: list[int]) -> Iterator[Embedded]:
     sockets = SocketDirectory.under(str(root))
-    embedded = Embedded(str(root), sockets.path, 1, exits.append)
+    embedded = Embedded(str(root), sockets.path, 1, exits.append, Passes(str(root), "secret").container)
     yield embedded
     embedded.stop()
     sockets.remove()
@@ -59,7 +59,7 @@ def traces() -> tuple[int, set[str], list[str]]:
 def test_containers_come_go_and_tell_how_they_ended(
     embedded: Embedded, exits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts = [embedded.start(0), embedded.start(1)]
+    hosts = [embedded.start(0, Term(1)), embedded.start(1, Term(2))]
     assert embedded.last_words(0) == "has not ended"
     os.kill(hosts[0].pid, signal.SIGSEGV)
     wait_until(lambda: exits == [0])
@@ -69,7 +69,7 @@ def test_containers_come_go_and_tell_how_they_ended(
     # One that does not listen is killed.
     monkeypatch.setattr(hosting, "STOP_TIMEOUT_S", 0.5)
     os.kill(hosts[1].pid, signal.SIGSTOP)
-    again = embedded.start(1)
+    again = embedded.start(1, Term(3))
     assert is_gone(hosts[1].pid)
     assert again.pid != hosts[1].pid
     assert embedded.last_words(1) == "was ended by its pond"
@@ -94,7 +94,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
         (root / "millpond").mkdir()
         (root / "millpond" / "__init__.py").write_text("raise ImportError('no such luck')")
     with pytest.raises(ContainerFailed) as raised:
-        embedded.start(0)
+        embedded.start(0, Term(1))
     assert raised.value.container == 0
     expected = {"no interpreter": "nothing", "no log": "Is a directory", "no package": "no such luck"}
     assert expected[cause] in str(raised.value)
@@ -107,7 +107,7 @@ def test_several_that_do_not_listen_are_ended_at_once(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosting, "STOP_TIMEOUT_S", 1.5)
-    pids = [embedded.start(number).pid for number in range(2)]
+    pids = [embedded.start(number, Term(1)).pid for number in range(2)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     started = time.monotonic()

@@ -24,7 +24,7 @@ from millpond.wire import gate, handshake, tunnel
 from millpond.wire.flight import FlightConnection, dialer_to
 from millpond.wire.house import Locate
 from millpond.wire.sockets import SocketDirectory
-from millpond.wire.tunnel import Tunnel
+from millpond.wire.tunnel import TokenTunnel
 
 ROWS = pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]})
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
@@ -425,7 +425,7 @@ def _joins(served: Served) -> bool:
 
 def test_a_reader_that_asks_nothing_is_let_go(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "READER_IDLE_S", 0.3)
-    reader = Tunnel(served.pond.address, "pond", served.reading)
+    reader = TokenTunnel(served.pond.address, "pond", lambda: served.reading)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(reader.path)
         connection.settimeout(10)
@@ -500,7 +500,7 @@ def test_a_server_that_accepts_nobody_holds_nobody_up(served: Served) -> None:
 
 
 def test_a_child_that_was_forked_ends_nothing_of_its_parents(served: Served) -> None:
-    tunnel = Tunnel(served.pond.address, "pond", served.token)
+    tunnel = TokenTunnel(served.pond.address, "pond", lambda: served.token)
     directory = Path(tunnel._directory.path)
     child = os.fork()
     if child == 0:

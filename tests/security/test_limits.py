@@ -35,9 +35,9 @@ from millpond.wire.base import Exchange, SliceId, Turn
 from millpond.wire.codec import encode
 from millpond.wire.connection import LocalConnection, SlicedBatch
 from millpond.wire.epochs import Stage
-from millpond.wire.flight import FlightConnection, FlightService, read_only_token
+from millpond.wire.flight import FlightConnection, FlightService
 from millpond.wire.groups import FindRows
-from millpond.wire.handshake import bearer
+from millpond.wire.handshake import bearer, read_only_token
 from millpond.wire.house import Ping
 from millpond.wire.sockets import SocketDirectory
 from millpond.wire.states import Question, ReadSlices

@@ -430,6 +430,6 @@ def test_a_task_takes_no_token_that_others_can_read(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(Unauthorised, match="open to others"):
-        Link("127.0.0.1:1", token_file=str(tmp_path / "token")).connect()
+        Link("127.0.0.1:1", str(tmp_path / "token")).connect()
     with pytest.raises(NotPrivate, match="not a file"):
         private.read_text(str(tmp_path))

@@ -26,7 +26,7 @@ from millpond.wire.ipc import HEAD_BYTES_MAX
 from millpond.wire.sieve import Sieve, Turnstile
 from millpond.wire.sockets import name_in
 from millpond.wire.states import Question
-from millpond.wire.tunnel import Tunnel
+from millpond.wire.tunnel import TokenTunnel
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM = 0, 1, 3
@@ -355,10 +355,10 @@ class Served(NamedTuple):
     def pid(self) -> int:
         return self.pond.containers()[0].pid
 
-    def tunnel(self) -> Tunnel:
+    def tunnel(self) -> TokenTunnel:
         """To the container, as a holder of the read-only token."""
         server = name_in(self.pond.containers()[0].address)
-        return Tunnel(self.pond.address, server, (self.root / "token.read").read_text().strip())
+        return TokenTunnel(self.pond.address, server, (self.root / "token.read").read_text().strip)
 
 
 @pytest.fixture(scope="module")

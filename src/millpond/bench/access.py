@@ -1,9 +1,10 @@
 """What it costs that a server shows who it is: ways to the same server, and to a pond, on the same rows.
 
 A server in a process of its own sends back what it is sent: over TCP as Flight has it, where nobody knows who serves;
-over a Unix socket; through the gate, by which each byte is copied twice more; and through the gate with the
-read-only token, where what is sent is looked at, too. Then rows of a State: by the process that opened the pond, and by
-the ways to join it.
+over a Unix socket; through the gate, by which each byte is copied twice more; through the gate with the read-only token,
+where what is sent is looked at, too; and through the gate by TLS, where it is encrypted. Beside the last one, TLS as Flight
+has it, which asks nobody for a certificate. Then rows of a State: by the process that opened the pond, and by the ways to
+join it.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
 import millpond as mp
+from millpond.wire.authority import Authority, Bundle, server_name
 from millpond.wire.base import Done
 from millpond.wire.connection import Answer, Connection, SlicedBatch
+from millpond.wire.credentials import Credentials
 from millpond.wire.flight import FlightConnection, FlightService, dialer_to
 from millpond.wire.gate import Gate
 from millpond.wire.handshake import read_only_token
 from millpond.wire.house import Locate, Placement
-from millpond.wire.sockets import POND, SocketDirectory
+from millpond.wire.sockets import POND, TLS_SCHEME, SocketDirectory
 from millpond.wire.states import Question
+from millpond.wire.tls import TlsGate
 
 TOKEN = "bench" * 8
 BATCH = 1_000_000
@@ -61,11 +66,28 @@ class _OverTcp(FlightService):
         fl.FlightServerBase.__init__(self, "grpc+tcp://127.0.0.1:0", middleware=self.middleware(token))
 
 
+class _OverTls(FlightService):
+    """As Flight has it."""
+
+    def __init__(self, handler: Any, token: str, bundle: Bundle) -> None:
+        self._handler = handler
+        fl.FlightServerBase.__init__(
+            self,
+            "grpc+tls://127.0.0.1:0",
+            middleware=self.middleware(token),
+            tls_certificates=[(bundle.certificate, bundle.key)],
+        )
+
+
 class _ByTcp(FlightConnection):
-    def __init__(self, address: str, token: str) -> None:
+    """As Flight has it, by TLS where there is an authority to know the server by."""
+
+    def __init__(self, address: str, token: str, authority: str = "") -> None:
         self.address = address
         self._sockets = self._tunnel = None
-        self._begin(fl.connect(f"grpc+tcp://{address}"), token)
+        options = {"tls_root_certs": authority, "override_hostname": server_name(POND)} if authority else {}
+        scheme = "grpc+tls" if authority else "grpc+tcp"
+        self._begin(fl.connect(f"{scheme}://{address}", **options), token)
 
 
 def serve(directory: str) -> None:
@@ -74,11 +96,19 @@ def serve(directory: str) -> None:
     over_tcp = _OverTcp(_Echo(), TOKEN)
     over_unix = FlightService(_Echo(), TOKEN, sockets, POND)
     gate = Gate(TOKEN, sockets, "127.0.0.1", 0)
-    print(over_tcp.port, over_unix.address, gate.address, flush=True)
+    authority = Authority()
+    own = authority.issue("coordinator", POND)
+    over_tls = _OverTls(_Echo(), TOKEN, own)
+    tls_gate = TlsGate(own.serving(), sockets, "127.0.0.1", 0)
+    ports = [over_tcp.port, over_tls.port]
+    bundles = [authority.issue("client"), authority.issue("reader")]
+    addresses = [over_unix.address, gate.address, tls_gate.address]
+    print(msgspec.json.encode([ports, addresses, bundles]).decode(), flush=True)
     sys.stdin.read()
-    gate.close()
-    over_unix.shutdown()
-    over_tcp.shutdown()
+    for each in (gate, tls_gate):
+        each.close()
+    for server in (over_unix, over_tls, over_tcp):
+        server.shutdown()
     sockets.close()
 
 
@@ -98,13 +128,25 @@ def _echoes(folder: str, rounds: int, calls: int) -> list[dict[str, Any]]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603 - our own module
         assert server.stdout is not None
         assert server.stdin is not None
-        port, unix, gate = server.stdout.readline().split()
+        told = msgspec.json.decode(
+            server.stdout.readline(), type=tuple[list[int], list[str], tuple[Bundle, Bundle]]
+        )
+        (port, tls_port), (unix, gate, tls_gate), bundles = told
         reading = read_only_token(TOKEN)
+        by_tls = f"{TLS_SCHEME}{tls_gate}/{POND}"
+        full, reads = (
+            Credentials(token, bundle=each) for token, each in zip((TOKEN, reading), bundles, strict=True)
+        )
         ways: dict[str, Callable[[], FlightConnection]] = {
             "flight-tcp, nobody checked": lambda: _ByTcp(f"127.0.0.1:{port}", TOKEN),
             "millpond-unix": lambda: dialer_to(unix, TOKEN).pond(unix),
             "millpond-gate": lambda: dialer_to(gate, TOKEN).pond(gate),
             "millpond-gate, reader": lambda: dialer_to(gate, reading).pond(gate),
+            "flight-tls, no client's certificate": lambda: _ByTcp(
+                f"127.0.0.1:{tls_port}", TOKEN, bundles[0].authority
+            ),
+            "millpond-tls": lambda: dialer_to(by_tls, full).pond(by_tls),
+            "millpond-tls, reader": lambda: dialer_to(by_tls, reads).pond(by_tls),
         }
         for system, dial in ways.items():
             with closing(dial()) as connection:

@@ -57,10 +57,10 @@ class Client:
         coordinator: Connection,
         dial: Dialer,
         runtime: Runtime | None = None,
-        link: Link | None = None,
+        link: Link | Callable[[], Link] | None = None,
         files: Files | None = None,
     ) -> None:
-        self.link = link
+        self._link = link
         self.files = files
         """Where the root is; None for the disk of this machine."""
         self.runtime = runtime or Threads(threads=8, name="millpond-client")
@@ -73,6 +73,13 @@ class Client:
         self._closed = False
         # How many questions at once, where answers have no fixed width.
         self._rows_max: dict[bytes, int] = {}
+
+    @property
+    def link(self) -> Link | None:
+        """By what tasks reach the pond; made when it is first asked for."""
+        if callable(self._link):
+            self._link = self._link()
+        return self._link
 
     def call(self, message: Call[R]) -> R:
         """Asks the coordinator."""

@@ -1,6 +1,7 @@
 """The process of an embedded container, `python -m millpond.container.process ROOT SOCKETS CONTAINER THREADS ... LINE`.
 
-It serves at a Unix socket in the directory SOCKETS, says where on the socket that it inherits as file descriptor LINE,
+On the socket that it inherits as file descriptor LINE it is handed its name and its secrets, which are in no argument
+and no variable. It serves at a Unix socket in the directory SOCKETS, and by TLS where it is told to, says where on LINE,
 and ends when the parent hangs up, that is, with its parent, however that ended. Its standard output is its log, its
 standard input empty.
 """
@@ -26,6 +27,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond import private
+from millpond.container.certified import Certified, OwnCertificate
 from millpond.container.guard import Guard, limit_memory, shared
 from millpond.container.holdings.base import Means, NoCode
 from millpond.container.printing import Printed, log_path
@@ -36,7 +38,8 @@ from millpond.kernels import warm_up
 from millpond.kernels.memory import keep_freed_memory
 from millpond.runtime import Threads
 from millpond.wire.flight import FlightDialer, FlightService
-from millpond.wire.sockets import SocketDirectory, container_name
+from millpond.wire.keyring import ContainerKeys
+from millpond.wire.sockets import SocketDirectory
 
 # Below so few rows, handing work to another thread costs more than it saves.
 PARALLEL_ROWS_MIN = 8192
@@ -117,18 +120,21 @@ def main(
     memory = limit_memory(memory)
     pa.set_cpu_count(threads)
     keep_freed_memory(memory, threads)
+    keys = _handed_over(line)
     _start("millpond-parent", _end_with_line, line)
     _start("millpond-watch", _watch, os.getppid(), printed, code_seconds)
     # Shared by all containers for their lifetime: whoever opens the pond next waits until it is free.
     lock = private.append_to(os.path.join(root, "containers.lock"))  # held until the process ends
     fcntl.flock(lock, fcntl.LOCK_SH)
     try:
-        token = private.read_text(os.path.join(root, "token")).strip()
         limits = Guard(code_seconds) if trust == "all" else NoCode()
         for_rows = max(memory - OWN_BYTES, memory // 4)
         means = Means(ThreadRunner(threads), limits, memory=for_rows, memory_max=memory)
-        service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(token))
-        server = FlightService(service, token, SocketDirectory(sockets), container_name(container))
+        own = OwnCertificate(keys)
+        service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(own.credentials))
+        directory = SocketDirectory(sockets)
+        server = FlightService(Certified(service, own), keys.accepted, directory, keys.name)
+        address = own.listen(directory) or server.address
     except (MillpondError, OSError) as error:
         _say(line, {"error": type(error).__name__, "message": str(error)})
         return
@@ -136,7 +142,7 @@ def main(
     _start("millpond-warm-up", warm_up)
     _start("millpond-upkeep", _maintain, service)
     _start("millpond-pulse", _beat, service)
-    _say(line, {"address": server.address})
+    _say(line, {"address": address})
     server.serve()
 
 
@@ -148,8 +154,19 @@ def _say(line: socket.socket, hello: dict[str, str]) -> None:
     line.sendall(msgspec.json.encode(hello) + b"\n")
 
 
+def _handed_over(line: socket.socket) -> ContainerKeys:
+    """What the parent says first, and all that it says."""
+    data = b""
+    while not data.endswith(b"\n"):
+        more = line.recv(1 << 16)
+        if not more:
+            os._exit(0)
+        data += more
+    return msgspec.json.decode(data, type=ContainerKeys)
+
+
 def _end_with_line(line: socket.socket) -> None:
-    """The parent says nothing. When it hangs up, or ends, this process does."""
+    """The parent says nothing more. When it hangs up, or ends, this process does."""
     line.recv(1)
     os._exit(0)
 

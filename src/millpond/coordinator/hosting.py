@@ -21,6 +21,8 @@ from millpond.container.guard import DOOMED
 from millpond.container.printing import log_path
 from millpond.durable import crashpoints
 from millpond.errors import ContainerFailed, error_named
+from millpond.wire.base import Term
+from millpond.wire.keyring import ContainerKeys
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
@@ -43,7 +45,7 @@ class Host(NamedTuple):
 class Hosting(Protocol):
     """Starts and ends containers. `start` of one that runs ends it first: two never run under one id."""
 
-    def start(self, container: int) -> Host: ...
+    def start(self, container: int, term: Term) -> Host: ...
 
     def alive(self, container: int) -> bool: ...
 
@@ -82,7 +84,8 @@ class Embedded:
 
     User code in them has `code_seconds` to end in, or with another `trust` than "all" does not run; they have `memory`
     bytes each, by default most of the machine's.
-    `on_exit` is called, in a thread of its own, when one has ended that was not asked to.
+    `on_exit` is called, in a thread of its own, when one has ended that was not asked to. `keys` says what each
+    incarnation is handed of secrets: by the line, which nobody else can read.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Embedded:
         sockets: str,
         threads: int,
         on_exit: Callable[[int], None],
+        keys: Callable[[int, Term], ContainerKeys],
         code_seconds: float = CODE_SECONDS,
         memory: int | None = None,
         trust: str = "all",
@@ -99,6 +103,7 @@ class Embedded:
         self._sockets = sockets
         self._threads = threads
         self._on_exit = on_exit
+        self._keys = keys
         self._code_seconds = code_seconds
         self._memory = memory
         self._trust = trust
@@ -109,8 +114,9 @@ class Embedded:
         self._stopping = False
         self._started_before: set[int] = set()
 
-    def start(self, container: int) -> Host:
+    def start(self, container: int, term: Term) -> Host:
         self.stop_one(container)
+        keys = self._keys(container, term)
         try:
             child = _Child(
                 self._command(container), self._environment(container), log_path(self._root, container)
@@ -122,6 +128,7 @@ class Embedded:
                 if self._stopping:
                     raise ContainerFailed("the pond is closing", container=container)
                 self._children[container] = child
+            child.hand_over(keys)
             address = self._greeting(child, container)
             self._start_watching(child, container)
         except BaseException:
@@ -263,6 +270,11 @@ class _Child:
         except BaseException:
             self._line.close()
             raise
+
+    def hand_over(self, keys: ContainerKeys) -> None:
+        """What the child waits for first. It is small: nobody waits here. Of a child that has ended, `hello` tells."""
+        with suppress(OSError):
+            self._line.sendall(msgspec.json.encode(keys) + b"\n")
 
     def hello(self) -> Hello | None:
         """What it says when it has started; None if it ends, or does not come to it."""

@@ -260,7 +260,7 @@ class Membership:
             term = Term(0)
             try:
                 term = self._assignment.next_term()
-                host = self._hosting.start(container)
+                host = self._hosting.start(container, term)
                 connection = self._assigned(container, term, host)
             except (MillpondError, OSError) as error:
                 failure = (

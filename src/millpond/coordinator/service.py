@@ -30,12 +30,13 @@ from millpond.durable.files import Files
 from millpond.durable.landmark import make_landmark, remove_landmarks
 from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Unavailable, not_trusted
 from millpond.runtime import Runtime, Serial
-from millpond.wire.base import Call, Done, Message, SliceId
+from millpond.wire.base import Call, Done, Message, R, SliceId
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, HandedOver
 from millpond.wire.figures import AskMetrics, AskSlice, MoveFigures, PondMetrics
 from millpond.wire.house import (
     Checkpoint,
+    CheckpointAll,
     ContainerStatus,
     Forget,
     ForgetWriters,
@@ -251,6 +252,10 @@ class CoordinatorService:
         self._slices.threads = threads
         self._ask_all(SetThreads(threads))
 
+    def tell(self, container: int, message: Call[R]) -> R:
+        """Asks a container something that is about its process, and nothing that it holds."""
+        return self._containers.ask(container, message)
+
     def place(self, owners: Sequence[int]) -> None:
         """Gives slices to those owners. While they change hands, no epoch of any resident is committed."""
         with self._slices.moving:
@@ -292,7 +297,7 @@ class CoordinatorService:
                 self._move_progress(resident, lambda record: updates.report(record, message))
             case Pin() | Answered() | TidyWaiting():
                 return self._on_turn(message)
-            case Checkpoint():
+            case CheckpointAll():
                 self._checkpoint_and_tidy()
             case _:
                 return self._elastic(message)

@@ -8,19 +8,22 @@ import logging
 import os
 import re
 import secrets
+import socket
 import stat
 import sys
 import threading
 import time
 from contextlib import suppress
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal, NamedTuple, get_args
 
 from millpond import private
 from millpond.client.client import Client
+from millpond.client.handing_out import HandedOut
 from millpond.client.link import Link
 from millpond.coordinator.detector import BEAT_S
 from millpond.coordinator.hosting import CODE_SECONDS, Embedded
 from millpond.coordinator.journal import JOURNAL
+from millpond.coordinator.passes import Front, Given, Passes
 from millpond.coordinator.service import CoordinatorService
 from millpond.durable.files import OsFiles
 from millpond.errors import BadOption, BadRoot, MillpondError, NotPrivate, PondInUse
@@ -28,23 +31,27 @@ from millpond.pond.figures import as_metrics, log_line
 from millpond.pond.pond import Pond
 from millpond.pond.workers import check_workers
 from millpond.runtime import Threads
+from millpond.wire.authority import Bundle, given
 from millpond.wire.connection import LocalConnection
+from millpond.wire.credentials import Credentials
 from millpond.wire.flight import FlightDialer, FlightService, dialer_to
-from millpond.wire.gate import Gate, check_host
+from millpond.wire.gate import Gate, Port, is_loopback
 from millpond.wire.handshake import read_only_token
 from millpond.wire.house import Locate
-from millpond.wire.sockets import POND, SCHEME, SocketDirectory
+from millpond.wire.passes import TaskPass
+from millpond.wire.sockets import POND, SCHEME, TLS_SCHEME, SocketDirectory, machine
 
 ADDRESS_PATTERN = r"unix:/.+|[^/]+:\d{1,5}"
 SLICES_MAX = 65_535
 CODE_SECONDS_MIN = 0.1
 # What a container needs before it holds anything is some 300 MiB.
 MEMORY_MIN = 512 << 20
-_OF_A_POND = r"(lock|token|journal|containers?|snapshots|waiting|sockets|landmark)\b"
+_OF_A_POND = r"(lock|token|tasks|client|journal|containers?|snapshots|backups|waiting|sockets|landmark)\b"
 ORPHANS_TIMEOUT_S = 30.0
 UPKEEP_S = 0.5
 Trust = Literal["all", "data"]
 _log = logging.getLogger("millpond")
+AnyPath = str | os.PathLike[str]
 
 
 def open_pond(
@@ -56,6 +63,8 @@ def open_pond(
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
+    certificate: AnyPath | None = None,
+    key: AnyPath | None = None,
     code_seconds: float = CODE_SECONDS,
     memory: int | None = None,
     trust: Trust = "all",
@@ -75,8 +84,10 @@ def open_pond(
     container may be lost with its disk, and its slices are served elsewhere at once. It takes as much memory and disk
     again, and an epoch is sent to the backups before it is acknowledged.
     Other processes of this user may join at `pond.address` by `mp.connect`; with a `port` (0 takes a free one) the
-    pond listens there too, at a `host` on this machine, for any user who has a token. One process at a time has a
-    root open.
+    pond listens there too. At a `host` on loopback that is for any user who has a token. At any other, as 0.0.0.0 for
+    all of the machine, it is by TLS alone, for whoever also has a certificate of this opening: `client.pem` and
+    `client.read.pem` under the root hold one each, with its key. The pond's own is made, too, or given as `certificate`
+    and `key`, two files in PEM; with these, loopback is by TLS as well. One process at a time has a root open.
 
     Transactions and rules of your own have `code_seconds` to end in, for each epoch or question: then they are ended,
     and the epoch is refused with `CodeTookTooLong`; `math.inf` is for no limit. `memory` is how many bytes each
@@ -108,7 +119,7 @@ def open_pond(
             hint='trust="data" reads a root without running the code in it',
             option="trust",
         )
-    check_host(host)
+    own = _given(host, port, certificate, key)
     if spark is not None:
         check_workers(spark)
     path = _checked_root(root)
@@ -118,7 +129,8 @@ def open_pond(
         )
     embedded = _EmbeddedPond(_own_root(path, trust))
     try:
-        embedded.start(containers, threads, slices, host, port, code_seconds, memory, trust, backups)
+        listening = _Listening(host, port, own)
+        embedded.start(containers, threads, slices, listening, code_seconds, memory, trust, backups)
     except BaseException as error:
         embedded.close()
         if isinstance(error, OSError) and not isinstance(error, MillpondError) and error.filename is not None:
@@ -129,10 +141,22 @@ def open_pond(
     return _with_spark(Pond(embedded.client(), embedded.address, embedded, spark))
 
 
-def connect(address: str, token: str, spark: Any = None) -> Pond:
+def connect(
+    address: str,
+    token: str,
+    spark: Any = None,
+    *,
+    certificate: AnyPath | None = None,
+    shared: AnyPath | None = None,
+) -> Pond:
     """Joins a pond that another process runs. Its token is in the file `token` under its root.
 
-    The one in `token.read` may read every State, and change none.
+    The one in `token.read` may read every State, and change none. A pond at another address than loopback also asks for
+    a certificate: `certificate` is a copy of `client.pem`, or `client.read.pem`, from its root.
+
+    With `spark`, tasks have credentials of their own, which do not travel with them: they read them from a file. Where
+    they do not see the pond's root, `shared` is a directory, of this user alone, that this program and its tasks see by
+    one path; without, it is a temporary one, for tasks on this machine.
     """
     if not isinstance(address, str) or not re.fullmatch(ADDRESS_PATTERN, address):
         raise BadOption(
@@ -149,15 +173,20 @@ def connect(address: str, token: str, spark: Any = None) -> Pond:
         )
     if spark is not None:
         check_workers(spark)
-    dial = dialer_to(address, token)
-    connection = dial.pond(address)
+    bundle = None if certificate is None else Bundle.read(os.fspath(certificate))
+    way = address
+    if bundle is not None and not address.startswith(SCHEME):
+        way = f"{TLS_SCHEME}{address}/{POND}"
+    dial = dialer_to(way, Credentials(token, bundle=bundle))
+    connection = dial.pond(way)
     try:
-        connection.call(Locate())
+        root = connection.call(Locate()).root
+        handed_out = HandedOut(connection, way, root, TaskPass(token, bundle), shared)
     except BaseException:
         connection.close()
         raise
-    client = Client(connection, dial, link=Link(address, token))
-    return _with_spark(Pond(client, address, spark=spark))
+    client = Client(connection, dial, link=handed_out.link)
+    return _with_spark(Pond(client, address, handed_out, spark))
 
 
 def _with_spark(pond: Pond) -> Pond:
@@ -179,7 +208,9 @@ class _EmbeddedPond:
         self._coordinator: CoordinatorService | None = None
         self._sockets: SocketDirectory | None = None
         self._server: FlightService | None = None
-        self._gate: Gate | None = None
+        self._passes: Passes | None = None
+        self._gate: Port | None = None
+        self._address = self._elsewhere = ""
         self._closing = threading.Event()
         atexit.register(self.close)
 
@@ -188,8 +219,7 @@ class _EmbeddedPond:
         containers: int,
         threads: int,
         slices: int,
-        host: str,
-        port: int | None,
+        listening: _Listening,
         code_seconds: float,
         memory: int | None,
         trust: Trust,
@@ -214,16 +244,19 @@ class _EmbeddedPond:
         except OSError as error:
             raise _unusable(self._root, error) from None
         _await_orphans(self._root)
-        dial = FlightDialer(self._token)
+        passes = self._passes = Passes(self._root, self._token, listening.own)
+        dial = FlightDialer(passes.coordinator())
         coordinator = CoordinatorService(files, self._root, dial, Threads(), only_reads=trust == "data")
         self._coordinator = coordinator
         # First, as the port may be taken; whoever joins before the pond is open is told to try again.
         self._sockets = SocketDirectory.under(self._root)
-        self._server = FlightService(coordinator, self._token, self._sockets, POND)
-        if port is not None:
-            self._gate = Gate(self._token, self._sockets, host, port)
+        self._server = FlightService(
+            Front(coordinator, passes), passes.keyring.accepted(), self._sockets, POND
+        )
+        self._listen(listening)
         hosting = Embedded(
-            self._root, self._sockets.path, threads, coordinator.recover, code_seconds, memory, trust
+            *(self._root, self._sockets.path, threads, coordinator.recover, passes.container),
+            *(code_seconds, memory, trust),
         )
         coordinator.start(hosting, containers, slices, backups)
         threading.Thread(target=self._maintain, name="millpond-coordinator", daemon=True).start()
@@ -236,12 +269,33 @@ class _EmbeddedPond:
                 with suppress(MillpondError, OSError, RuntimeError):
                     coordinator.beat()
 
+    def _listen(self, listening: _Listening) -> None:
+        assert self._passes is not None
+        assert self._sockets is not None
+        host, port, own = listening
+        if port is None:
+            return
+        if is_loopback(host) and own is None:
+            self._gate = Gate(self._token, self._sockets, host, port, self._passes.keyring.tasks)
+            self._address = self._gate.address
+        else:
+            self._gate = self._passes.listen(self._sockets, host, port)
+            self._address = _reached_from_elsewhere(self._gate.address)
+            self._elsewhere = f"{TLS_SCHEME}{self._address}/{POND}"
+
     def _maintain(self) -> None:
         while not self._closing.wait(UPKEEP_S):
-            coordinator = self._coordinator
-            if coordinator is not None:
+            coordinator, passes = self._coordinator, self._passes
+            if coordinator is not None and passes is not None:
                 with suppress(MillpondError, OSError):
                     coordinator.maintain()
+                with suppress(MillpondError, OSError):
+                    passes.maintain(coordinator.tell)
+
+    def revoke(self) -> None:
+        assert self._passes is not None
+        assert self._coordinator is not None
+        self._passes.revoke(self._coordinator.tell)
 
     def log_figures(self, seconds: float) -> None:
         """From now on, every so often."""
@@ -258,12 +312,14 @@ class _EmbeddedPond:
     @property
     def address(self) -> str:
         assert self._server is not None
-        return self._server.address if self._gate is None else self._gate.address
+        return self._address or self._server.address
 
     def client(self) -> Client:
         assert self._server is not None
-        link = Link(self._server.address, token_file=os.path.join(self._root, "token"))
-        return Client(LocalConnection(self._coordinator), FlightDialer(self._token), link=link)
+        assert self._passes is not None
+        link = Link(self._server.address, self._passes.task_file, self._elsewhere, machine())
+        dial = FlightDialer(self._passes.client())
+        return Client(LocalConnection(self._coordinator), dial, link=link)
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -278,12 +334,45 @@ class _EmbeddedPond:
         if self._server is not None:
             self._server.shutdown()
             self._server = None
+        if self._passes is not None:
+            self._passes.close()
+            self._passes = None
         if self._sockets is not None:
             self._sockets.remove()
             self._sockets = None
         if self._lock_file is not None:
             self._lock_file.close()
             self._lock_file = None
+
+
+class _Listening(NamedTuple):
+    """Where the pond is to listen beside its socket, if at a port, and by which certificate of the user's own, if any."""
+
+    host: str
+    port: int | None
+    own: Given | None
+
+
+def _given(host: str, port: int | None, certificate: AnyPath | None, key: AnyPath | None) -> Given | None:
+    if not isinstance(host, str) or not host:
+        raise BadOption(f"{host!r} is not an address to listen on", hint="for example 0.0.0.0", option="host")
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise BadOption(
+            "a certificate comes with its key",
+            hint="give both, or neither to have one made",
+            option="certificate",
+        )
+    if port is None:
+        raise BadOption("a certificate is for a port to listen on", hint="give port=", option="certificate")
+    return Given(*given(os.fspath(certificate), os.fspath(key)))
+
+
+def _reached_from_elsewhere(address: str) -> str:
+    """What other machines call it: a gate that listens everywhere is known by this machine's name."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address  # noqa: S104 - not bound here
 
 
 def _joining(root: str) -> str:

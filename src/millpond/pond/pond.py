@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 from msgspec.structs import replace
 
 from millpond.client.client import Client
+from millpond.client.link import Link
 from millpond.code.rules import (
     CompactRule,
     UpdateRule,
@@ -32,7 +33,7 @@ from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.wire.base import check_name, check_query
 from millpond.wire.figures import AskMetrics, AskSlice
 from millpond.wire.groups import GroupSpec
-from millpond.wire.house import Checkpoint, ContainerInfo, Forget, Locate, OpenResident, Placement
+from millpond.wire.house import CheckpointAll, ContainerInfo, Forget, Locate, OpenResident, Placement
 from millpond.wire.moves import AskMoves, CancelMoves, MoveInfo, MoveSlices, Scale
 from millpond.wire.states import StateSpec
 
@@ -50,8 +51,12 @@ class Pond:
         self._client = client
         self._owner = owner
         self.address = address
-        self.link = client.link
         self.spark = spark
+
+    @property
+    def link(self) -> Link | None:
+        """By what tasks reach the pond."""
+        return self._client.link
 
     def __enter__(self) -> Self:
         return self
@@ -269,9 +274,24 @@ class Pond:
         """What one slice holds and has done, by the name of the State or group."""
         return self._client.call(AskSlice(number)).residents
 
+    def revoke(self) -> None:
+        """Issues `client.pem` and `client.read.pem` under the root anew, where the pond is reached by TLS.
+
+        Whoever has no more than an earlier copy is let in no more, and their connections end. Only the process that opened
+        the pond can do this; tokens stay as they are.
+        """
+        revoke = getattr(self._owner, "revoke", None)
+        if revoke is None:
+            raise BadOption(
+                "only the process that opened the pond can revoke certificates",
+                hint="call pond.revoke() there, or open the pond anew: certificates are good for one opening",
+                option="revoke",
+            )
+        revoke()
+
     def checkpoint(self) -> None:
         """Snapshots what changed and truncates the logs, now. Happens by itself as the logs grow."""
-        self._client.call(Checkpoint())
+        self._client.call(CheckpointAll())
 
     def forget(self, what: State | Table | str, name: str | None = None, query: str | None = None) -> None:
         """Lets go of a State or a table, with all that it holds; what the pond remembers of it has an end.

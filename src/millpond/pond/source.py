@@ -68,7 +68,7 @@ def _reader(link: Link, options: dict[str, Any]) -> _Reader:
     kinds = [kind for kind in READERS if kind in chosen]
     # Of two kinds the one is an option that the other does not have.
     readers = [READERS[kind] for kind in kinds[:1] or READERS]
-    known = [option for reader in readers for option in reader.options] + ["address", "token"]
+    known = [option for reader in readers for option in reader.options] + ["address", "credentials"]
     unknown = set(chosen) - {option.lower() for option in known}
     if unknown:
         raise BadOption(
@@ -79,7 +79,9 @@ def _reader(link: Link, options: dict[str, Any]) -> _Reader:
     if not kinds:
         which = ", or which ".join(READERS)
         raise BadOption(f"which {which}?", hint='.option("state", "campaigns")', option="state")
-    link = Link(chosen["address"], chosen.get("token", "")) if "address" in chosen else link
+    if "address" in chosen:
+        # The path of a file with a token: the token itself would be in the plan, and travel with the tasks.
+        link = Link(chosen["address"], chosen.get("credentials", ""))
     return readers[0](link, chosen)
 
 

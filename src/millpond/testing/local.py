@@ -15,6 +15,7 @@ from millpond.durable.files import Files
 from millpond.errors import Unavailable
 from millpond.pond.pond import Pond
 from millpond.runtime import Serial
+from millpond.wire.base import Term
 from millpond.wire.connection import LocalConnection
 
 
@@ -30,7 +31,7 @@ class LocalHosting:
         self._current: dict[int, str] = {}
         self._started = 0
 
-    def start(self, container: int) -> Host:
+    def start(self, container: int, term: Term) -> Host:
         self.kill(container)
         self._started += 1
         address = f"local:{self._started}"

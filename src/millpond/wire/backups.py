@@ -24,6 +24,7 @@ from millpond.wire.base import (
     Writer,
     check_progress,
 )
+from millpond.wire.roles import CONTAINERS, COORDINATOR, Senders
 from millpond.wire.specs import Work
 
 BACK_UP_S = 30.0
@@ -49,6 +50,7 @@ class BackUp(Exchange[Done], frozen=True, tag=True):
     before, the rest will never be decided. F and U are as the owner knew them then. `term` is the incarnation that is meant.
     """
 
+    senders: ClassVar[Senders] = CONTAINERS
     seconds: ClassVar[float] = BACK_UP_S
 
     owner: Count
@@ -74,6 +76,7 @@ class ReadHeld(Read, frozen=True, tag=True):
     The schema's metadata tells where writers stood (`vector`).
     """
 
+    senders: ClassVar[Senders] = CONTAINERS
     reads: ClassVar[bool] = False
 
     slice: SliceId
@@ -85,6 +88,8 @@ class ReadHeld(Read, frozen=True, tag=True):
 class Enlist(Call[Done], frozen=True, tag=True):
     """Take what comes for these slices from now on, to be held as a backup. What was before comes by `Copy`."""
 
+    senders: ClassVar[Senders] = COORDINATOR
+
     order: Count
     slices: list[SliceId]
 
@@ -92,6 +97,7 @@ class Enlist(Call[Done], frozen=True, tag=True):
 class Copy(Call[Done], frozen=True, tag=True):
     """Take what these residents have in the slices from the container that serves there. On return it is durable here."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
@@ -108,6 +114,7 @@ class Lag(Message, frozen=True, tag=True):
 
 
 class AskLag(Call[Lag], frozen=True, tag=True):
+    senders: ClassVar[Senders] = COORDINATOR
     slices: list[SliceId]
 
 
@@ -116,6 +123,8 @@ class Promote(Call[Done], frozen=True, tag=True):
 
     `epochs` is how many each resident has. A backup that has not all of it refuses, and stays what it is.
     """
+
+    senders: ClassVar[Senders] = COORDINATOR
 
     order: Count
     slices: list[SliceId]
@@ -131,6 +140,8 @@ class Promote(Call[Done], frozen=True, tag=True):
 class Demote(Call[Done], frozen=True, tag=True):
     """Serve these slices no more, and hold them as a backup of whoever does. No epoch of theirs is on its way."""
 
+    senders: ClassVar[Senders] = COORDINATOR
+
     order: Count
     slices: list[SliceId]
 
@@ -138,6 +149,7 @@ class Demote(Call[Done], frozen=True, tag=True):
 class Dismiss(Call[Done], frozen=True, tag=True):
     """Hold these slices as a backup no more."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count

@@ -1,7 +1,7 @@
 """What every message is made of: names, numbers, turns; and what a message says of itself.
 
-A message is a frozen struct. A `Request` says whether it only reads, whether it brings code, and how long it may take;
-a `Call` also what it is answered by.
+A message is a frozen struct. A `Request` says who may send it, whether it only reads, whether it brings code, and how
+long it may take; a `Call` also what it is answered by.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from millpond.errors import BadMessage, BadName
 from millpond.times import TIME_MAX, TIME_MIN, Progress
+from millpond.wire.roles import CLIENTS, READING, SENDING_CODE, Senders
 
 # Drains after one epoch.
 DRAINS_MAX = 1024
@@ -138,11 +139,23 @@ class Request(Message, frozen=True, tag=True):
     """A message that is answered."""
 
     reads: ClassVar[bool] = False
-    """Whether a read-only token may send it."""
+    """Whether it changes nothing."""
+    senders: ClassVar[Senders] = CLIENTS
+    """The roles that may send it. By default clients; what only reads, tasks and readers too."""
     brings_code: ClassVar[bool] = False
-    """Whether user code comes with it: then a read-only token may not."""
+    """Whether user code comes with it: then a reader may not send it."""
     seconds: ClassVar[float] = CALL_S
     """How long the answer may take."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.reads and "senders" not in cls.__dict__:
+            cls.senders = READING
+
+    @property
+    def permitted(self) -> Senders:
+        """The roles that may send this very message."""
+        return self.senders & SENDING_CODE if self.brings_code else self.senders
 
 
 R = TypeVar("R")
@@ -168,6 +181,7 @@ class Read(Request, frozen=True, tag=True):
     """To a container, for one resident: answered by rows alone. It changes nothing."""
 
     reads: ClassVar[bool] = True
+    senders: ClassVar[Senders] = READING
 
     resident: Name
 

@@ -17,6 +17,7 @@ from millpond.wire import (  # noqa: F401 - the messages that there are
     figures,
     house,
     moves,
+    passes,
     questions,
     waiting,
 )

@@ -25,6 +25,7 @@ from millpond.wire.base import (
     Writer,
     check_progress,
 )
+from millpond.wire.roles import COORDINATOR, STAGING, Senders
 from millpond.wire.specs import Work
 
 History = Literal["continue", "new", "shared"]
@@ -40,6 +41,8 @@ class StageDone(Message, frozen=True, tag=True):
 
 class Stage(Exchange[StageDone], frozen=True, tag=True):
     """Rows follow as batches grouped by slice, each with its per-slice counts."""
+
+    senders: ClassVar[Senders] = STAGING
 
     writer: Writer
     turn: Turn
@@ -64,6 +67,7 @@ class Prepare(Call[Prepared], frozen=True, tag=True):
     `ballot` numbers what the coordinator asks about a resident's epochs: a message that comes late counts no more.
     """
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Name
@@ -81,6 +85,8 @@ class Prepare(Call[Prepared], frozen=True, tag=True):
 class Discard(Call[Done], frozen=True, tag=True):
     """An epoch that was prepared will not be decided as it is."""
 
+    senders: ClassVar[Senders] = COORDINATOR
+
     resident: Name
     ballot: Count
 
@@ -88,6 +94,7 @@ class Discard(Call[Done], frozen=True, tag=True):
 class Apply(Call[Done], frozen=True, tag=True):
     """Make a prepared epoch visible; it has been decided, as that number of the resident's epochs."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Name

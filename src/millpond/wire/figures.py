@@ -17,6 +17,7 @@ import numpy.typing as npt
 from millpond.errors import BadMessage
 from millpond.times import Progress
 from millpond.wire.base import Call, Count, KindOfTime, Message, Name, SliceId
+from millpond.wire.roles import COORDINATOR, READING, Senders
 
 CONTAINER_S = 5.0
 """How long a container may take to tell its figures: one that does not is shown without."""
@@ -122,6 +123,7 @@ class SliceByResident(Message, frozen=True, tag=True):
 class AskSlice(Call[SliceByResident], frozen=True, tag=True):
     """Anyone to the coordinator, and on to the slice's owner."""
 
+    senders: ClassVar[Senders] = READING | COORDINATOR
     reads: ClassVar[bool] = True
     seconds: ClassVar[float] = CONTAINER_S
 
@@ -139,6 +141,7 @@ class ContainerFigures(Message, frozen=True, tag=True):
 class AskFigures(Call[ContainerFigures], frozen=True, tag=True):
     """Coordinator to container."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = CONTAINER_S
 
 

@@ -7,7 +7,6 @@ themselves; any other failure of the transport is `Unavailable`, which callers m
 
 from __future__ import annotations
 
-import hmac
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ import pyarrow.flight as fl
 
 from millpond.errors import (
     BadMessage,
-    BadOption,
     MillpondError,
     OutOfMemory,
     Unauthorised,
@@ -32,9 +30,12 @@ from millpond.errors import (
 from millpond.wire.base import Call, Exchange, Read, Request
 from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, decode, encode
 from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
-from millpond.wire.handshake import bearer, read_only_token
-from millpond.wire.sockets import POND, SCHEME, SocketDirectory, name_in
-from millpond.wire.tunnel import Tunnel
+from millpond.wire.credentials import Credentials, credentials_of
+from millpond.wire.keyring import Accepted, accepted_by
+from millpond.wire.roles import LETS_USE, NAMES, Role
+from millpond.wire.sockets import POND, SCHEME, TLS_SCHEME, SocketDirectory, name_in, role_let_in
+from millpond.wire.tls import TlsTunnel
+from millpond.wire.tunnel import TokenTunnel, Tunnel
 
 # gRPC carries errors in trailers, which are small.
 _ERROR_BYTES_MAX = 4000
@@ -49,13 +50,17 @@ READING_SLICES_MAX = 4
 
 
 class _Caller(fl.ServerMiddleware):  # type: ignore[misc]
-    """What the token of a call allows, as long as the call lasts."""
+    """What the role of a caller allows, as long as the call lasts."""
 
-    def __init__(self, reads_only: bool, calls: _Calls, slices: _Calls) -> None:
+    def __init__(self, role: Role, calls: _Calls, slices: _Calls) -> None:
         super().__init__()
-        self.reads_only = reads_only
+        self.role = role
         self._slices = slices
         self._held = [calls]
+
+    @property
+    def reads_only(self) -> bool:
+        return self.role == "reader"
 
     def call_completed(self, exception: Any) -> None:
         for each in self._held:
@@ -67,36 +72,39 @@ class _Caller(fl.ServerMiddleware):  # type: ignore[misc]
         self._held.append(self._slices)
 
     def check(self, message: Any) -> None:
-        """A read-only token asks and reads. It changes nothing, and sends no code."""
-        reads = isinstance(message, Request) and message.reads
-        code = isinstance(message, Request) and message.brings_code
-        if self.reads_only and (code or not reads):
-            what = "send code" if code else f"ask for {type(message).__name__}"
-            raise Unauthorised(
-                f"a read-only token cannot {what}",
-                hint="use the token in the file `token` under the pond's root",
-            )
+        """Each message says who may send it. What is no request is for the handler to refuse, but not to a reader."""
+        is_request = isinstance(message, Request)
+        if (self.role in message.permitted) if is_request else not self.reads_only:
+            return
+        code = is_request and self.role in message.senders
+        what = "send code" if code else f"ask for {type(message).__name__}"
+        raise Unauthorised(f"{NAMES[self.role]} cannot {what}", hint=_HINTS.get(self.role, ""))
 
 
-class _CheckToken(fl.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call that does not carry a token, before anything else looks at it."""
+_HINTS: dict[Role, str] = {
+    "reader": "use the token in the file `token` under the pond's root",
+    "task": "do it in the program that runs the tasks",
+    "client": "that is for the pond's own processes alone",
+}
 
-    def __init__(self, token: str) -> None:
+
+class _CheckBearer(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses every call that does not carry the bearer of a role, before anything else looks at it."""
+
+    def __init__(self, accepted: Accepted) -> None:
         super().__init__()
-        self._full = bearer(token).encode()
-        self._reading = bearer(read_only_token(token)).encode()
+        self._accepted = accepted
         self._calls = {False: _Calls(CALLS_MAX), True: _Calls(READING_CALLS_MAX)}
         self._slices = {False: _Calls(CALLS_MAX), True: _Calls(READING_SLICES_MAX)}
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Caller:
-        given = str(headers.get(_HEADER, [""])[0]).encode()
-        full = hmac.compare_digest(given, self._full)
-        if not full and not hmac.compare_digest(given, self._reading):
+        role = self._accepted.role_of(str(headers.get(_HEADER, [""])[0]))
+        if role is None:
             raise fl.FlightUnauthenticatedError("the token is missing or wrong")
-        calls = self._calls[not full]
+        calls = self._calls[role == "reader"]
         with _ErrorsToWire():
             calls.begin()
-        return _Caller(not full, calls, self._slices[not full])
+        return _Caller(role, calls, self._slices[role == "reader"])
 
 
 class _Calls:
@@ -123,19 +131,22 @@ class _Calls:
 
 
 class FlightService(fl.FlightServerBase):  # type: ignore[misc]
-    """Serves one handler at a Unix socket of that name."""
+    """Serves one handler at a Unix socket of that name, to those who are `accepted`; with a token alone, to its holders."""
 
-    def __init__(self, handler: Handler, token: str, sockets: SocketDirectory, name: str) -> None:
-        if not token:
-            raise BadOption("a pond does not listen without a token", option="token")
+    def __init__(
+        self, handler: Handler, accepted: Accepted | str, sockets: SocketDirectory, name: str
+    ) -> None:
+        middleware = self.middleware(accepted)
         self._handler = handler
         self.address = sockets.address_of(name)
-        super().__init__(f"grpc+unix://{sockets.path_of(name)}", middleware=self.middleware(token))
+        super().__init__(f"grpc+unix://{sockets.path_of(name)}", middleware=middleware)
 
     @staticmethod
-    def middleware(token: str) -> dict[str, fl.ServerMiddlewareFactory]:
+    def middleware(accepted: Accepted | str) -> dict[str, fl.ServerMiddlewareFactory]:
         """What every call goes through first."""
-        return {"token": _CheckToken(token)}
+        if isinstance(accepted, str):
+            accepted = accepted_by(accepted)
+        return {"caller": _CheckBearer(accepted)}
 
     def do_action(self, context: Any, action: fl.Action) -> Iterator[fl.Result]:
         with _ErrorsToWire():
@@ -193,7 +204,14 @@ class FlightService(fl.FlightServerBase):  # type: ignore[misc]
 
 
 def _caller(context: Any) -> _Caller:
-    caller: _Caller = context.get_middleware("token")
+    """Who calls; Unauthorised if it was let in as somebody who may do less."""
+    caller: _Caller = context.get_middleware("caller")
+    let_in = role_let_in(context.peer())
+    if let_in is not None and caller.role not in LETS_USE[let_in]:
+        raise Unauthorised(
+            f"{NAMES[let_in]} cannot call as {NAMES[caller.role]}",
+            hint="take certificate and token from the same files of the pond's root",
+        )
     return caller
 
 
@@ -224,29 +242,34 @@ class FlightConnection:
     Nothing is sent before it is known who serves there.
     """
 
-    def __init__(self, address: str, token: str, gate: str = "") -> None:
-        self.address = gate or address
+    def __init__(self, address: str, credentials: str | Credentials, tunnel: Tunnel | None = None) -> None:
+        self.address = address if tunnel is None else tunnel.address
         self._sockets: SocketDirectory | None = None
-        self._tunnel: Tunnel | None = None
-        if gate:
-            self._tunnel = Tunnel(gate, name_in(address), token)
-            path = self._tunnel.path
+        self._tunnel = tunnel
+        if tunnel is not None:
+            path = tunnel.path
         else:
             self._sockets = SocketDirectory(os.path.dirname(address.removeprefix(SCHEME)))
             path = self._sockets.path_of(name_in(address))
         # No limit on what is received: the sender holds itself to its own.
-        self._begin(fl.connect(f"grpc+unix://{path}"), token)
+        self._begin(fl.connect(f"grpc+unix://{path}"), credentials)
 
-    def _begin(self, client: fl.FlightClient, token: str) -> None:
+    def _begin(self, client: fl.FlightClient, credentials: str | Credentials) -> None:
         self._client = client
-        self._headers = [(_HEADER.encode(), bearer(token).encode())]
+        self._credentials = credentials_of(credentials)
+        self._bearer = ""
         self._options: dict[float, fl.FlightCallOptions] = {}
 
     def _options_of(self, message: Request) -> fl.FlightCallOptions:
-        seconds = message.seconds
-        if seconds not in self._options:
-            self._options[seconds] = fl.FlightCallOptions(timeout=seconds, headers=self._headers)
-        return self._options[seconds]
+        """Its deadline, and the bearer as it is now."""
+        seconds, bearer = message.seconds, self._credentials.bearer()
+        if bearer != self._bearer:
+            self._bearer, self._options = bearer, {}
+        options = self._options.get(seconds)
+        if options is None:
+            headers = [(_HEADER.encode(), bearer.encode())]
+            options = self._options[seconds] = fl.FlightCallOptions(timeout=seconds, headers=headers)
+        return options
 
     def call(self, message: Call[R]) -> R:
         try:
@@ -305,23 +328,41 @@ class FlightConnection:
 
 
 class FlightDialer:
-    """Connects with one token: to Unix sockets, or all through one gate."""
+    """Connects by the way that an address says, with what this process has to show.
 
-    def __init__(self, token: str, gate: str = "") -> None:
-        self._token = token
+    `unix:` is a socket of this user's; `tls:host:port/name` a server that must show that it is called so. Where the pond
+    is reached at a `gate`, all that it has at sockets is reached through there: `host:port` on loopback by a token,
+    `tls:host:port/pond` by a certificate.
+    """
+
+    def __init__(self, credentials: str | Credentials, gate: str = "") -> None:
+        self._credentials = credentials_of(credentials)
         self._gate = gate
 
     def __call__(self, address: str) -> FlightConnection:
-        return FlightConnection(address, self._token, self._gate)
+        if address.startswith(TLS_SCHEME):
+            server = name_in(address)
+            tunnel = self._by_tls(address, server, server == POND)
+        elif self._gate.startswith(TLS_SCHEME):
+            tunnel = self._by_tls(self._gate, name_in(address), True)
+        elif self._gate:
+            tunnel = TokenTunnel(self._gate, name_in(address), self._credentials.token)
+        else:
+            return FlightConnection(address, self._credentials)
+        return FlightConnection(address, self._credentials, tunnel)
+
+    def _by_tls(self, address: str, server: str, through_pond: bool) -> Tunnel:
+        host = address.removeprefix(TLS_SCHEME).rpartition("/")[0]
+        return TlsTunnel(host, server, self._credentials.bundle, through_pond)
 
     def pond(self, address: str) -> FlightConnection:
         """The coordinator of the pond that is reached there."""
         return self(POND if self._gate else address)
 
 
-def dialer_to(address: str, token: str) -> FlightDialer:
+def dialer_to(address: str, credentials: str | Credentials) -> FlightDialer:
     """By the way that the address of a pond says."""
-    return FlightDialer(token, "" if address.startswith(SCHEME) else address)
+    return FlightDialer(credentials, "" if address.startswith(SCHEME) else address)
 
 
 class _ErrorsToWire:

@@ -11,6 +11,9 @@ played again; the address keeps one from being passed on to a pond elsewhere; th
 incarnation of a container has anew, keeps it from being answered by another.
 
 The token itself is never sent: calls carry what follows from it (`bearer`), by which nobody can shake hands.
+
+Tasks have tokens of their own (`task_token`), good for some minutes: they follow from a secret that is made when the
+pond is opened, and have the form of a read-only token.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import hmac
 import re
 import secrets
 import struct
+import time
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -32,12 +36,15 @@ from millpond.errors import BadMessage, BadOption, NotThePond
 from millpond.wire.sockets import NAME_PATTERN
 
 MAGIC = b"millpond gate 1\n"
-FULL, READ = b"F", b"R"
+FULL, READ, TASK = b"F", b"R", b"T"
 HELLO = struct.Struct("!16s1s64s32s")
 OFFER = struct.Struct("!32s64s")
 PROOF_BYTES = 32
 WELCOME, REFUSED, BUSY, GONE = b"W", b"R", b"B", b"G"
-_READ_PREFIX = "read."
+_READ_PREFIX, _TASK_PREFIX = "read.", "task."
+_PREFIXES = {_READ_PREFIX: READ, _TASK_PREFIX: TASK}
+TASK_TOKEN_S = 300.0
+"""A task's token is good in its own span of this length, in the one before and in the one after."""
 _FULL_PATTERN = r"[A-Za-z0-9_-]{32,128}\Z"
 
 
@@ -56,8 +63,8 @@ class Credentials:
     """What follows from a token: the role, its secret, and by what to know the pond."""
 
     def __init__(self, token: str) -> None:
-        self.role = READ if token.startswith(_READ_PREFIX) else FULL
-        if self.role == READ:
+        self.role = _role_of(token)
+        if self.role != FULL:
             self._secret, self._identity = _parts_of(token)
             return
         if not re.match(_FULL_PATTERN, token):
@@ -88,16 +95,22 @@ class Credentials:
 class Doorkeeper:
     """The pond's side."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, tasks: bytes = b"") -> None:
         self._key = _signing_key(token)
+        self._tasks = tasks
         reading, _ = _parts_of(read_only_token(token))
         self._secrets = {FULL: _derived(token, b"millpond full"), READ: reading}
+
+    def _secrets_of(self, role: bytes) -> list[bytes]:
+        if role == TASK and self._tasks:
+            return task_secrets(self._tasks, time.time())
+        return [self._secrets[role]] if role in self._secrets else []
 
     def heard(self, hello: bytes) -> Hello:
         """What a client says that it is; BadMessage if it is no client."""
         magic, role, server, _ = HELLO.unpack(hello)
         name = server.rstrip(b"\0").decode("ascii", "replace")
-        if magic != MAGIC or role not in self._secrets or not re.match(NAME_PATTERN, name):
+        if magic != MAGIC or not self._secrets_of(role) or not re.match(NAME_PATTERN, name):
             raise BadMessage("a connection did not begin with a handshake of this version")
         return Hello(role, name)
 
@@ -107,14 +120,15 @@ class Doorkeeper:
 
     def admits(self, hello: bytes, offer: bytes, address: str, proof: bytes) -> bool:
         transcript = _transcript(hello, OFFER.unpack(offer)[0], address)
-        expected = hmac.digest(self._secrets[self.heard(hello).role], transcript, "sha256")
-        return hmac.compare_digest(expected, proof)
+        return any(
+            hmac.compare_digest(hmac.digest(secret, transcript, "sha256"), proof)
+            for secret in self._secrets_of(self.heard(hello).role)
+        )
 
 
 def bearer(token: str) -> str:
     """What calls carry to say what the caller may do. It follows from the token, and opens no gate."""
-    secret = _parts_of(token)[0] if token.startswith(_READ_PREFIX) else _derived(token, b"millpond full")
-    return "Bearer " + hmac.digest(secret, b"millpond calls", "sha256").hex()
+    return _bearer(_derived(token, b"millpond full") if _role_of(token) == FULL else _parts_of(token)[0])
 
 
 @lru_cache(maxsize=8)
@@ -125,9 +139,40 @@ def read_only_token(token: str) -> str:
     return _READ_PREFIX + base64.urlsafe_b64encode(secret + identity).decode()
 
 
-def _parts_of(read_token: str) -> tuple[bytes, Ed25519PublicKey]:
+def task_token(token: str, tasks: bytes, now: float) -> str:
+    """The token of tasks at that time, by the pond's secret for them: it follows from no other token."""
+    identity = _signing_key(token).public_key().public_bytes_raw()
+    return _TASK_PREFIX + base64.urlsafe_b64encode(task_secrets(tasks, now)[0] + identity).decode()
+
+
+def task_secrets(tasks: bytes, now: float) -> list[bytes]:
+    """Those that are good at that time, the present one first. Clocks of machines differ: the next is good already."""
+    span = int(now // TASK_TOKEN_S)
+    return [_task_secret(tasks, near) for near in (span, span - 1, span + 1)]
+
+
+def task_bearers(tasks: bytes, now: float) -> list[str]:
+    return [_bearer(secret) for secret in task_secrets(tasks, now)]
+
+
+@lru_cache(maxsize=16)
+def _task_secret(tasks: bytes, span: int) -> bytes:
+    return hmac.digest(tasks, span.to_bytes(8, "big"), "sha256")
+
+
+@lru_cache(maxsize=64)
+def _bearer(secret: bytes) -> str:
+    return "Bearer " + hmac.digest(secret, b"millpond calls", "sha256").hex()
+
+
+def _role_of(token: str) -> bytes:
+    return next((role for prefix, role in _PREFIXES.items() if token.startswith(prefix)), FULL)
+
+
+def _parts_of(token: str) -> tuple[bytes, Ed25519PublicKey]:
+    """Of a token that is not the full one."""
     try:
-        both = base64.b64decode(read_token.removeprefix(_READ_PREFIX), b"-_", validate=True)
+        both = base64.b64decode(token.partition(".")[2], b"-_", validate=True)
     except (binascii.Error, ValueError):
         both = b""
     if len(both) != 64:

@@ -27,6 +27,7 @@ from millpond.wire.base import (
     Writer,
     check_progress,
 )
+from millpond.wire.roles import COORDINATOR, Senders
 from millpond.wire.specs import Resident, Spec
 
 # Coordinator to container
@@ -34,6 +35,8 @@ from millpond.wire.specs import Resident, Spec
 
 class Assign(Call[Done], frozen=True, tag=True):
     """Become container `container` in `term`, with these residents and no slices yet. It must see the `landmark`."""
+
+    senders: ClassVar[Senders] = COORDINATOR
 
     term: Term
     container: Count
@@ -53,6 +56,7 @@ class Adopt(Call[Done], frozen=True, tag=True):
     `order` numbers what the coordinator says about slices: a message that comes late counts no more.
     """
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
@@ -66,6 +70,7 @@ class Adopt(Call[Done], frozen=True, tag=True):
 class Confirm(Call[Done], frozen=True, tag=True):
     """The journal says that these slices are here. Until it does, all that they rested on before stays as it is."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
@@ -78,6 +83,7 @@ class Release(Call[Done], frozen=True, tag=True):
     With `gone` nobody does any more: of those that are not served here, it is let go.
     """
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
@@ -88,6 +94,7 @@ class Release(Call[Done], frozen=True, tag=True):
 class AddResident(Call[Done], frozen=True, tag=True):
     """A resident that is new, or has grown: a group that is there already may have gained a table."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Resident
@@ -96,6 +103,7 @@ class AddResident(Call[Done], frozen=True, tag=True):
 class DropResident(Call[Done], frozen=True, tag=True):
     """Let go of a resident and of its files."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     name: Name
@@ -105,6 +113,7 @@ class DropResident(Call[Done], frozen=True, tag=True):
 class ForgetWriters(Call[Done], frozen=True, tag=True):
     """Let go of what is remembered of these writers: they send no more."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     resident: Name
@@ -113,6 +122,8 @@ class ForgetWriters(Call[Done], frozen=True, tag=True):
 
 class Advance(Call[Done], frozen=True, tag=True):
     """F, and the time below which no update comes any more."""
+
+    senders: ClassVar[Senders] = COORDINATOR
 
     resident: Name
     fetch_progress: Progress
@@ -124,8 +135,9 @@ class Advance(Call[Done], frozen=True, tag=True):
 
 
 class Checkpoint(Call[Done], frozen=True, tag=True):
-    """Snapshot what is dirty, then truncate the log. To a container, or through the coordinator to all."""
+    """Snapshot what is dirty, then truncate the log."""
 
+    senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
 
@@ -142,6 +154,8 @@ class Ping(Call[Pulse], frozen=True, tag=True):
 
     lease_s: float | None = None
 
+    senders: ClassVar[Senders] = COORDINATOR
+
 
 class ContainerReport(Message, frozen=True, tag=True):
     """`needs` are the directories whose logs its slices rest on, `behind` the ids of residents that could not be snapshotted."""
@@ -151,7 +165,7 @@ class ContainerReport(Message, frozen=True, tag=True):
 
 
 class ContainerStatus(Call[ContainerReport], frozen=True, tag=True):
-    pass
+    senders: ClassVar[Senders] = COORDINATOR
 
 
 class SnapshotList(Message, frozen=True, tag=True):
@@ -160,6 +174,8 @@ class SnapshotList(Message, frozen=True, tag=True):
 
 class ListSnapshots(Call[SnapshotList], frozen=True, tag=True):
     """The names of the snapshots of a resident that slices here rest on, if other incarnations wrote them."""
+
+    senders: ClassVar[Senders] = COORDINATOR
 
     resident: IdOnDisk
 
@@ -173,6 +189,12 @@ class OpenResident(Call[Done], frozen=True, tag=True):
     seconds: ClassVar[float] = LONG_CALL_S
 
     spec: Spec
+
+
+class CheckpointAll(Call[Done], frozen=True, tag=True):
+    """Let every container checkpoint."""
+
+    seconds: ClassVar[float] = LONG_CALL_S
 
 
 class ResidentList(Message, frozen=True, tag=True):

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from millpond.wire.base import LONG_CALL_S, Call, Count, Done, Message, SliceId
+from millpond.wire.roles import COORDINATOR, Senders
 
 Cause = Literal["move", "scale", "rebalance", "autoscale"]
 Stage = Literal["waiting", "copying", "catching up", "switching", "moved", "failed", "cancelled"]
@@ -81,5 +82,7 @@ class CancelMoves(Call[Done], frozen=True, tag=True):
 
 class SetThreads(Call[Done], frozen=True, tag=True):
     """Work on slices with so many threads from now on. Nothing moves."""
+
+    senders: ClassVar[Senders] = COORDINATOR
 
     threads: AtLeastOne

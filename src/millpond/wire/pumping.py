@@ -11,6 +11,8 @@ from contextlib import suppress
 from millpond.errors import MillpondError
 
 BUFFER_BYTES = 256 << 10
+Check = Callable[[memoryview], None]
+"""Looks at what the outer side sends; an error of its ends the connection."""
 
 
 class Pumped:
@@ -25,21 +27,24 @@ class Pumped:
         outer: socket.socket,
         inner: socket.socket,
         *,
-        check: Callable[[memoryview], None] | None = None,
+        check: Check | None = None,
         ended: Callable[[Pumped], None] = lambda pumped: None,
     ) -> None:
         self._outer, self._inner = outer, inner
         self._ended = ended
         self._lock = threading.Lock()
-        self._running = 2
         self._moved_at = time.monotonic()
-        for each in (outer, inner):
-            each.settimeout(None)
         if outer.family != socket.AF_UNIX:
             outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._threads = [
-            threading.Thread(target=self._pump, args=way, name="millpond-pump", daemon=True)
-            for way in ((outer, inner, check), (inner, outer, None))
+        self._threads = self._made(check)
+        self._running = len(self._threads)
+
+    def _made(self, check: Check | None) -> list[threading.Thread]:
+        for each in (self._outer, self._inner):
+            each.settimeout(None)
+        ways = ((self._outer, self._inner, check), (self._inner, self._outer, None))
+        return [
+            threading.Thread(target=self._pump, args=way, name="millpond-pump", daemon=True) for way in ways
         ]
 
     def start(self) -> None:
@@ -60,9 +65,7 @@ class Pumped:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
 
-    def _pump(
-        self, source: socket.socket, target: socket.socket, check: Callable[[memoryview], None] | None
-    ) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, check: Check | None) -> None:
         buffer = memoryview(bytearray(BUFFER_BYTES))
         with suppress(OSError, MillpondError):
             while size := source.recv_into(buffer):

@@ -19,18 +19,48 @@ from typing import Self
 
 from millpond import private
 from millpond.errors import BadOption, Unauthorised, Unavailable
+from millpond.wire.roles import ROLES, Role
 
 SCHEME = "unix:"
+TLS_SCHEME = "tls:"
+"""As in `tls:host:port/container-3-t17`: whoever listens there must show that it is called that."""
 POND = "pond"
 """The name of the coordinator's socket."""
+_CALLER = "from-"
 NAME_PATTERN = r"[a-z0-9-]{1,64}\Z"
 # Python's flag is not there on every system.
 _HANDLE_ONLY = getattr(os, "O_PATH", os.O_RDONLY)
 
 
-def container_name(container: int) -> str:
+def container_name(container: int, term: int) -> str:
     """A name that no other incarnation of a container has, before or after: whoever dials it means this one."""
-    return f"container-{container}-{secrets.token_hex(8)}"
+    return f"container-{container}-t{term}-{secrets.token_hex(4)}"
+
+
+def machine() -> str:
+    """What tells this machine from others: on another one, a socket is seen where both see its directory, and reached by nobody."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def is_name(name: str) -> bool:
+    return re.match(NAME_PATTERN, name) is not None
+
+
+def caller_name(role: Role) -> str:
+    """What a gate calls its own end of a connection to a server: so the server knows in which role somebody was let in."""
+    return f"{_CALLER}{role}-{secrets.token_hex(8)}"
+
+
+def role_let_in(peer: str) -> Role | None:
+    """The role of who is at the other end, as gRPC calls that; None for a process of this user's own, without a gate."""
+    name = name_in(peer)
+    if not name.startswith(_CALLER):
+        return None
+    return next(role for role in ROLES if name.startswith(f"{_CALLER}{role}-"))
 
 
 def name_in(address: str) -> str:
@@ -85,7 +115,7 @@ class SocketDirectory:
 
     def path_of(self, name: str) -> str:
         """A path to the socket of that name, for this process."""
-        if not re.match(NAME_PATTERN, name):
+        if not is_name(name):
             raise BadOption(f"{name!r} is no name of a socket", option="address")
         return f"{self._base}/{name}"
 

@@ -13,6 +13,8 @@ import tempfile
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 
 from millpond.errors import MillpondError, NotThePond, no_answer, token_refused
@@ -24,13 +26,14 @@ _SOCKET = "tunnel"
 HANDSHAKE_S = 10.0
 
 
-class Tunnel:
-    """From `path`, a Unix socket of this process, to one server behind the gate at `address`."""
+class Tunnel(ABC):
+    """From `path`, a Unix socket of this process, to one server behind the gate at `address`. How each connection gets
+    through it, other classes say.
+    """
 
-    def __init__(self, address: str, server: str, token: str) -> None:
+    def __init__(self, address: str, server: str) -> None:
         self.address = address
         self._server = server
-        self._credentials = handshake.Credentials(token)
         self.problem: MillpondError | None = None
         """Why the last connection could not be made, if so."""
         self._directory = SocketDirectory(tempfile.mkdtemp(prefix="millpond-"))
@@ -49,47 +52,32 @@ class Tunnel:
     def join(self, inner: socket.socket) -> None:
         """Lets a connection of this process go on to the server; closes it where that cannot be."""
         try:
-            outer = self._dial()
+            pumped = self._joined(inner)
         except Exception as error:  # noqa: BLE001 - told to who asked, in another thread
             self.problem = error if isinstance(error, MillpondError) else no_answer(self.address, repr(error))
             inner.close()
             return
         self.problem = None
-        pumped = Pumped(outer, inner, ended=self._forget)
         with self._lock:
             self._open.add(pumped)
         pumped.start()
 
-    def _dial(self) -> socket.socket:
-        """A connection to the server, which has shown that it is the one."""
+    @abstractmethod
+    def _joined(self, inner: socket.socket) -> Pumped:
+        """That connection, joined with one to the server, which has shown that it is the one."""
+
+    def _reach(self) -> tuple[socket.socket, float]:
+        """A connection to the address, by no proxy, and until when a handshake on it must be done."""
         host, _, port = self.address.rpartition(":")
         deadline = time.monotonic() + HANDSHAKE_S
         try:
-            outer = socket.create_connection((host.strip("[]"), int(port)), HANDSHAKE_S)
+            return socket.create_connection((host.strip("[]"), int(port)), HANDSHAKE_S), deadline
         except (OSError, OverflowError, ValueError) as error:
             raise no_answer(self.address, str(error)) from None
-        try:
-            hello = self._credentials.hello(self._server)
-            outer.sendall(hello)
-            offer = _received(outer, handshake.OFFER.size, deadline)
-            if len(offer) < handshake.OFFER.size:
-                raise NotThePond(
-                    f"what listens at {self.address} did not show that it is a pond; it was told nothing",
-                    hint="is a pond of the same version of millpond open at this address?",
-                    address=self.address,
-                )
-            outer.sendall(self._credentials.proof(hello, offer, handshake.address_of(outer.getpeername())))
-            self._check(_received(outer, 1, deadline))
-        except OSError as error:
-            outer.close()
-            raise error if isinstance(error, MillpondError) else no_answer(self.address, str(error)) from None
-        return outer
 
     def _check(self, answer: bytes) -> None:
         if answer == handshake.WELCOME:
             return
-        if answer == handshake.REFUSED:
-            raise token_refused(self.address)
         why = {handshake.BUSY: "it has too many connections", handshake.GONE: f"{self._server} has ended"}
         raise no_answer(self.address, why.get(answer, "it hung up"))
 
@@ -104,6 +92,38 @@ class Tunnel:
         for each in pumped:
             each.close()
         self._directory.close()
+
+
+class TokenTunnel(Tunnel):
+    """Through a gate on loopback, by a token."""
+
+    def __init__(self, address: str, server: str, token: Callable[[], str]) -> None:
+        self._token = token
+        handshake.Credentials(token())  # what is no token is refused here
+        super().__init__(address, server)
+
+    def _joined(self, inner: socket.socket) -> Pumped:
+        credentials = handshake.Credentials(self._token())
+        outer, deadline = self._reach()
+        try:
+            hello = credentials.hello(self._server)
+            outer.sendall(hello)
+            offer = _received(outer, handshake.OFFER.size, deadline)
+            if len(offer) < handshake.OFFER.size:
+                raise NotThePond(
+                    f"what listens at {self.address} did not show that it is a pond; it was told nothing",
+                    hint="is a pond of the same version of millpond open at this address?",
+                    address=self.address,
+                )
+            outer.sendall(credentials.proof(hello, offer, handshake.address_of(outer.getpeername())))
+            answer = _received(outer, 1, deadline)
+            if answer == handshake.REFUSED:
+                raise token_refused(self.address)
+            self._check(answer)
+        except OSError as error:
+            outer.close()
+            raise error if isinstance(error, MillpondError) else no_answer(self.address, str(error)) from None
+        return Pumped(outer, inner, ended=self._forget)
 
 
 def _stop(listener: socket.socket, directory: str, pid: int) -> None:

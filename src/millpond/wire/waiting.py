@@ -11,6 +11,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from millpond.wire.base import Call, Done, Exchange, Name, Query, Read, Turn, WaitingName
+from millpond.wire.roles import STAGING, Senders
 
 CONTENT = pa.schema([("content", pa.large_binary())])
 
@@ -19,6 +20,8 @@ CONTENT = pa.schema([("content", pa.large_binary())])
 
 class KeepWaiting(Exchange[Done], frozen=True, tag=True):
     """Keep this file of a turn. Answered when it is durable. To ask again does no harm, wherever and however late."""
+
+    senders: ClassVar[Senders] = STAGING
 
     fetcher: Name
     query: Query
@@ -29,6 +32,7 @@ class KeepWaiting(Exchange[Done], frozen=True, tag=True):
 class ReadWaiting(Read, frozen=True, tag=True):
     """What a file of a turn holds."""
 
+    senders: ClassVar[Senders] = STAGING
     reads: ClassVar[bool] = False
 
     fetcher: Name

@@ -29,7 +29,7 @@ from millpond.pond.pond import Pond
 from millpond.testing.simulation.disk import SimFiles
 from millpond.testing.simulation.faults import Faults
 from millpond.testing.simulation.scheduler import Died, Process
-from millpond.wire.base import SliceId
+from millpond.wire.base import SliceId, Term
 
 if TYPE_CHECKING:
     from millpond.testing.simulation.kernel import Simulation
@@ -81,7 +81,7 @@ class SimHosting:
         self._starts = 0
         driver.on_exit.append(self._orphan)
 
-    def start(self, container: int) -> Host:
+    def start(self, container: int, term: Term) -> Host:
         self.stop_one(container)
         sim = self._sim
         self._starts += 1
