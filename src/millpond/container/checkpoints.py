@@ -1,22 +1,28 @@
-"""What slices rest on, on disk: the manifest, the snapshots that it names, and the log that goes on from them."""
+"""What slices rest on, on disk: the manifest, the snapshots that it names, and the log that goes on from them.
+
+A snapshot is a base and deltas. A checkpoint adds a delta, or writes a base where much has changed; merging makes fewer
+files of many, from the files alone.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.container.core import BUSY_S_MAX, CheckpointPlan, Core
-from millpond.container.holdings.base import Holding
+from millpond.container.holdings.base import Bounds, HeldSlice, Holding, Saved
 from millpond.container.layout import (
     SNAPSHOTS,
     Ground,
     LogSpan,
     Manifest,
     SnapshotHead,
+    read_snapshot,
     slice_of_snapshot,
     snapshot_directory,
     snapshot_name,
@@ -24,14 +30,48 @@ from millpond.container.layout import (
     write_snapshot,
 )
 from millpond.container.log import Log
+from millpond.durable.arrow_files import TEMPORARY
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
 from millpond.runtime import Lock
 from millpond.wire.base import ResidentId, SliceId, Turn
 
-LOG_BYTES_MAX = 128 << 20
-LOG_RECORDS_MAX = 512
-LOG_PER_OUTPUTS = 4
+# Of one step of merging: so many bytes, before the manifest tells of them.
+MERGE_BYTES = 64 << 20
+# A slice with so many times the deltas that it should have is written whole, if merging does not keep up.
+DELTAS_TIMES_MAX = 2
+
+Vectors = dict[tuple[ResidentId, SliceId], dict[str, Turn]]
+
+
+class Merge(NamedTuple):
+    """Files of one slice that are to become one: all of them, or `deltas` alone. `name` is what comes of it."""
+
+    holding: Holding[Any]
+    number: SliceId
+    held: HeldSlice[Any]
+    saved: Saved
+    whole: bool
+    name: str
+
+    @property
+    def merged(self) -> tuple[str, ...]:
+        """The files that it replaces."""
+        return self.saved.files if self.whole else self.saved.deltas
+
+    @property
+    def nbytes(self) -> int:
+        return self.saved.delta_bytes + (self.saved.base_bytes if self.whole else 0)
+
+    def after(self, nbytes: int) -> Saved | None:
+        """The slice's files once it is done; None if they have become others meanwhile."""
+        now, before = self.held.saved, self.saved
+        if now is None or self.held.anew or now.files[: len(before.files)] != before.files:
+            return None
+        later, more = now.deltas[len(before.deltas) :], now.delta_bytes - before.delta_bytes
+        if self.whole:
+            return Saved(self.name, nbytes, later, more)
+        return Saved(now.base, now.base_bytes, (self.name, *later), nbytes + more)
 
 
 class Checkpoints:
@@ -49,11 +89,14 @@ class Checkpoints:
         log: Log,
         lock: Lock,
         numbers: Iterator[int],
+        bounds: Bounds | None = None,
         base: str = SNAPSHOTS,
     ) -> None:
         self.lock = lock
         self.grounds: dict[SliceId, Ground] = {}
         self.taken = 0
+        self.merges = 0
+        self.bytes_written = 0
         self.pause_s_max = 0.0
         self.covered = 0
         self._files = files
@@ -61,6 +104,12 @@ class Checkpoints:
         self._core = core
         self._log = log
         self._numbers = numbers
+        self._bounds = bounds or Bounds()
+        # What the last checkpoint has written.
+        self._last_bytes = 0
+        # Whether there may be files to merge; and files that are being made of others.
+        self._many = True
+        self._merging: set[str] = set()
         self._base = base
         # Slices that the journal does not give to this incarnation yet, as far as is known here.
         self._unconfirmed: set[SliceId] = set()
@@ -73,11 +122,10 @@ class Checkpoints:
         """Slices that come with what they rest on so far; from now on their records are in this log."""
         own = self._log.span()
         new = {
-            number: Ground(
-                ground.snapshots,
-                ground.vectors,
-                [*ground.logs, own],
-                {resident_id: [*spans, own] for resident_id, spans in ground.behind.items()},
+            number: replace(
+                ground,
+                logs=[*ground.logs, own],
+                behind={resident_id: [*spans, own] for resident_id, spans in ground.behind.items()},
             )
             for number, ground in grounds.items()
         }
@@ -87,6 +135,7 @@ class Checkpoints:
     def confirm(self, slices: Collection[SliceId]) -> None:
         """The journal gives them to this incarnation: what their last owner wrote is not needed by another."""
         self._unconfirmed.difference_update(slices)
+        self._many = True
         self._remove_leftovers(self._core.owned.intersection(slices))
 
     def release(self, slices: Collection[SliceId], gone: bool) -> None:
@@ -120,10 +169,16 @@ class Checkpoints:
         """Removes snapshots of these slices that no manifest will name again: older ones, and unfinished rounds'."""
         for holding in list(self._core.holdings.values()):
             resident_id = holding.resident.id
-            current = {held.snapshot for held in holding.slices.values()}
-            current |= {ground.snapshots.get(resident_id) for ground in self.grounds.values()}
+            current = {
+                file
+                for held in holding.slices.values()
+                if held.saved is not None
+                for file in held.saved.files
+            }
+            current |= {file for ground in self.grounds.values() for file in ground.files_of(resident_id)}
             for file in self._files.list(self._directory(resident_id)):
-                if file not in current and slice_of_snapshot(file) in slices:
+                is_current = file in current or file.removesuffix(TEMPORARY) in self._merging
+                if not is_current and slice_of_snapshot(file) in slices:
                     self._files.remove(self._path(resident_id, file))
 
     # What slices rest on
@@ -159,22 +214,13 @@ class Checkpoints:
 
     def is_due(self) -> bool:
         """Whether the log has grown so long, or is another's, that a checkpoint is worth what it costs."""
-        # How much is too much takes time to find out.
-        is_long = self._log.bytes > LOG_BYTES_MAX and self._log.bytes > self._log_bytes_max()
+        # What a checkpoint writes follows what has changed. Where it is more than the log, as with keys of many versions,
+        # the log may grow as long: a byte is written so many times at most.
         return (
-            is_long
-            or self._core.seq - self.covered > LOG_RECORDS_MAX
+            self._log.bytes > max(self._bounds.log_bytes, self._last_bytes)
+            or self._core.seq - self.covered > self._bounds.log_records
             or (self.inherits() and not self._unconfirmed)
         )
-
-    def _log_bytes_max(self) -> int:
-        """A checkpoint writes slices whole: the log may be as large as the snapshots that it replaces, so that a byte is
-        written so many times at most, whatever the pond holds. Outputs are written whether or not they changed.
-        """
-        holdings = list(self._core.holdings.values())
-        outputs = sum(holding.outputs_bytes for holding in holdings)
-        snapshots = sum(held.snapshot_bytes for holding in holdings for held in list(holding.slices.values()))
-        return LOG_BYTES_MAX + snapshots + LOG_PER_OUTPUTS * outputs
 
     def checkpoint(self) -> None:
         """Snapshots every dirty slice, one by one, then lets go of the log that they make unnecessary.
@@ -186,37 +232,40 @@ class Checkpoints:
             plan = self._core.plan_checkpoint()
             if plan.covered == self.covered and not plan.dirty and not self.inherits():
                 return
-            log_bytes = self._log.take_bytes()
+            log_bytes, bytes_before = self._log.take_bytes(), self.bytes_written
             self.taken += 1
             number_of_round = next(self._numbers)
             vectors = plan.clean
             try:
                 for holding, number in plan.dirty:
                     if number in holding.slices and number not in self._unconfirmed:
-                        name = snapshot_name(number, self._core.term, number_of_round)
-                        self._snapshot(holding, number, name, plan, vectors)
+                        self._snapshot(holding, number, number_of_round, plan, vectors)
                 self._write_manifest(self._new_grounds(plan, vectors))
             except BaseException:
                 self._log.bytes += log_bytes
                 raise
             self.covered = plan.covered
+            self._last_bytes = self.bytes_written - bytes_before
+            self._many = True
             reach("truncate.before")
             self._truncate()
-            # A slice that went meanwhile may still rest on what was to be replaced.
-            named = {
-                self._path(resident_id, file)
-                for ground in self.grounds.values()
-                for resident_id, file in ground.snapshots.items()
-            }
-            for path in self._replaced:
-                if path not in named:
-                    self._files.remove(path)
-            self._replaced.clear()
+            self._remove_replaced()
             reach("truncate.after")
 
-    def _new_grounds(
-        self, plan: CheckpointPlan, vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]]
-    ) -> dict[SliceId, Ground]:
+    def _remove_replaced(self) -> None:
+        # A slice that went meanwhile may still rest on what was to be replaced.
+        named = {
+            self._path(resident_id, file)
+            for ground in self.grounds.values()
+            for resident_id in ground.snapshots
+            for file in ground.files_of(resident_id)
+        }
+        for path in self._replaced:
+            if path not in named:
+                self._files.remove(path)
+        self._replaced.clear()
+
+    def _new_grounds(self, plan: CheckpointPlan, vectors: Vectors) -> dict[SliceId, Ground]:
         """What slices rest on now: those that went as before, and so what could not be snapshotted."""
         grounds = dict(self.grounds)
         own = LogSpan(self._log.directory, plan.covered)
@@ -225,30 +274,29 @@ class Checkpoints:
             behind = [resident_id for resident_id, at in plan.behind if at == number]
             seen = {resident_id: vector for (resident_id, at), vector in vectors.items() if at == number}
             held = {h.resident.id: h.slices.get(number) for h in list(self._core.holdings.values())}
-            snapshots = {
-                resident_id: one.snapshot
+            files = {
+                resident_id: list(one.saved.files)
                 for resident_id, one in held.items()
-                if resident_id in seen and one is not None and one.snapshot is not None
+                if resident_id in seen and one is not None and one.saved is not None
             }
-            grounds[number] = Ground(
-                {**snapshots, **{each: name for each, name in before.snapshots.items() if each in behind}},
-                {**seen, **{each: vector for each, vector in before.vectors.items() if each in behind}},
-                [own],
-                {each: before.behind.get(each, before.logs) for each in behind},
+            files |= {each: before.files_of(each) for each in behind}
+            grounds[number] = _with_files(
+                Ground(
+                    vectors={**seen, **{each: v for each, v in before.vectors.items() if each in behind}},
+                    logs=[own],
+                    behind={each: before.behind.get(each, before.logs) for each in behind},
+                ),
+                files,
             )
         return grounds
 
     def _snapshot(
-        self,
-        holding: Holding[Any],
-        number: SliceId,
-        name: str,
-        plan: CheckpointPlan,
-        vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]],
+        self, holding: Holding[Any], number: SliceId, round_: int, plan: CheckpointPlan, vectors: Vectors
     ) -> None:
-        """Writes one slice, and notes where its writers stand in it. What it replaces goes with the manifest.
+        """Writes what has changed in one slice, or all of it, and notes where its writers stand in it.
 
-        One in which an epoch has begun to run since the plan was made stays behind.
+        What it replaces goes with the manifest. A slice in which an epoch has begun to run since the plan was made stays
+        behind.
         """
         resident_id = holding.resident.id
         held = holding.held(number)
@@ -257,26 +305,160 @@ class Checkpoints:
             return
         try:
             started = time.perf_counter()
-            copy = held.decided_copy()
+            held.check_whole()
+            saved = held.saved if self._takes_delta(held) else None
+            frozen = held.decided_copy() if saved is None else holding.delta(held)
+            held.store.clean()
             vector = dict(held.vector)
-            held.dirty = False
+            held.dirty = held.anew = False
             self.pause_s_max = max(self.pause_s_max, time.perf_counter() - started)
         finally:
             held.lock.release()
+        name = snapshot_name(number, self._core.term, round_, is_delta=saved is not None)
+        follows = None if saved is None else saved.files[-1]
         try:
-            rows = copy.export()
-            self.make_room(resident_id)
-            path = self._path(resident_id, name)
-            head = SnapshotHead(resident_id, number)
-            write_snapshot(self._files, path, head, holding.snapshot_schema, [rows])
+            nbytes = self._write(holding, name, SnapshotHead(resident_id, number, follows), frozen.export())
         except BaseException:
             # Whatever it was: the slice must be in the next snapshot, or its log would be let go.
-            held.dirty = True
+            held.write_anew()
             raise
-        if held.snapshot is not None:
-            self._replaced.append(self._path(resident_id, held.snapshot))
-        held.snapshot, held.snapshot_bytes = name, int(rows.nbytes)
+        if saved is not None:
+            held.saved = saved._replace(deltas=(*saved.deltas, name), delta_bytes=saved.delta_bytes + nbytes)
+        else:
+            self._replaced += (
+                [self._path(resident_id, file) for file in held.saved.files] if held.saved else []
+            )
+            held.saved = Saved(name, nbytes)
         vectors[resident_id, number] = vector
+
+    def _takes_delta(self, held: HeldSlice[Any]) -> bool:
+        saved = held.saved
+        return (
+            saved is not None
+            and not held.anew
+            and len(saved.deltas) < DELTAS_TIMES_MAX * self._bounds.deltas
+            and held.store.dirty_share <= self._bounds.delta_share
+        )
+
+    def _write(self, holding: Holding[Any], name: str, head: SnapshotHead, rows: pa.RecordBatch) -> int:
+        """How many bytes it was."""
+        self.make_room(head.id)
+        write_snapshot(self._files, self._path(head.id, name), head, holding.snapshot_schema, [rows])
+        self.bytes_written += rows.nbytes
+        return int(rows.nbytes)
+
+    # Merging
+
+    def merge(self) -> bool:
+        """Makes fewer files of some slices that have many. True when there was nothing to do.
+
+        Nobody waits for it but whoever else wants to merge. A crash anywhere leaves either the old or the new manifest,
+        and all that it names.
+        """
+        if not self._many:
+            return True
+        with self.lock:
+            chosen = self._choose()
+            self._many = bool(chosen)
+            self._merging = {merge.name for merge in chosen}
+        done: list[tuple[Merge, int]] = []
+        failure: Exception | None = None
+        for merge in chosen:
+            try:
+                nbytes = self._merged(merge)
+            except Exception as error:  # noqa: BLE001 - what was done before it counts
+                failure = error
+                break
+            done += [] if nbytes is None else [(merge, nbytes)]
+        if done:
+            reach("merge.before")
+        with self.lock:
+            self._install(done)
+            self._merging = set()
+        if done:
+            reach("merge.after")
+        if failure is not None:
+            raise failure
+        return not chosen
+
+    def _choose(self) -> list[Merge]:
+        """Slices whose deltas have become too many, or too large beside the base."""
+        chosen: list[Merge] = []
+        bounds, nbytes = self._bounds, 0
+        for holding in list(self._core.holdings.values()):
+            for number, held in list(holding.slices.items()):
+                saved = held.saved
+                if saved is None or held.anew or number in self._unconfirmed or nbytes > MERGE_BYTES:
+                    continue
+                # What a manifest that could not be written would have named is not merged.
+                ground = self.grounds.get(number)
+                if ground is None or tuple(ground.files_of(holding.resident.id)) != saved.files:
+                    continue
+                too_many = len(saved.deltas) > bounds.deltas
+                whole = saved.delta_bytes > bounds.deltas_share * saved.base_bytes + bounds.deltas_bytes
+                whole |= too_many and saved.base_bytes <= bounds.deltas_bytes
+                if whole or too_many:
+                    name = snapshot_name(number, self._core.term, next(self._numbers), is_delta=not whole)
+                    chosen.append(Merge(holding, number, held, saved, whole, name))
+                    nbytes += chosen[-1].nbytes
+        return chosen
+
+    def _merged(self, merge: Merge) -> int | None:
+        """Writes one file for many. How many bytes it was; None if nobody needs it any more."""
+        holding, resident_id, saved = merge.holding, merge.holding.resident.id, merge.saved
+        schema, directory = holding.snapshot_schema, self._directory(resident_id)
+        follows = None if merge.whole else saved.base
+        head = SnapshotHead(resident_id, merge.number, follows, holds=saved.deltas[-1])
+        try:
+            batches = read_snapshot(self._files, directory, merge.merged, resident_id, merge.number, schema)
+            return self._write(holding, merge.name, head, holding.merged(batches, merge.whole))
+        except Exception:
+            with self.lock:
+                if merge.after(0) is None or not self._is_here(merge):
+                    return None  # the files were replaced, and are gone
+                # Memory has it all: whatever is wrong with the files, new ones take their place.
+                merge.held.write_anew()
+            raise
+
+    def _is_here(self, merge: Merge) -> bool:
+        holding = self._core.holdings.get(merge.holding.name)
+        return (
+            holding is merge.holding
+            and holding.slices.get(merge.number) is merge.held
+            and merge.number not in self._unconfirmed
+        )
+
+    def _install(self, done: Iterable[tuple[Merge, int]]) -> None:
+        """What was merged takes the place of what it was made of, where that still counts. The caller holds the lock."""
+        grounds = dict(self.grounds)
+        after = {}
+        for merge, nbytes in done:
+            resident_id, number = merge.holding.resident.id, merge.number
+            saved = merge.after(nbytes) if self._is_here(merge) else None
+            ground = grounds.get(number)
+            before = [] if ground is None else ground.files_of(resident_id)
+            if (
+                ground is None
+                or saved is None
+                or tuple(before[: len(merge.saved.files)]) != merge.saved.files
+            ):
+                self._files.remove(self._path(resident_id, merge.name))
+                continue
+            # Deltas that the manifest does not name yet come with the next one.
+            files = [saved.base, *saved.deltas]
+            named = files[
+                : len(files) - (len(merge.held.saved.files if merge.held.saved else ()) - len(before))
+            ]
+            grounds[number] = _with_files(ground, {resident_id: named})
+            after[merge] = saved
+        if not after:
+            return
+        self._write_manifest(grounds)
+        for merge, saved in after.items():
+            merge.held.saved = saved
+            self._replaced += [self._path(merge.holding.resident.id, file) for file in merge.merged]
+        self.merges += len(after)
+        self._remove_replaced()
 
     def _write_manifest(self, grounds: dict[SliceId, Ground]) -> None:
         """What slices rest on is as it was, unless it is written down."""
@@ -299,3 +481,15 @@ class Checkpoints:
 
     def _path(self, resident_id: ResidentId, file: str) -> str:
         return os.path.join(self._directory(resident_id), file)
+
+
+def _with_files(ground: Ground, files: Mapping[ResidentId, list[str]]) -> Ground:
+    """The ground with these files, each resident's oldest first, in the place of those that it had of them."""
+    return replace(
+        ground,
+        snapshots={**ground.snapshots, **{each: names[0] for each, names in files.items() if names}},
+        deltas={
+            **{each: names for each, names in ground.deltas.items() if each not in files},
+            **{each: names[1:] for each, names in files.items() if len(names) > 1},
+        },
+    )

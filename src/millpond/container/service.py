@@ -167,7 +167,7 @@ class ContainerService:
         directory = directory_name(message.term, message.container)
         lock = self._runtime.lock
         log = Log(self._files, self._root, directory, core, lock())
-        checkpoints = Checkpoints(self._files, self._root, core, log, lock(), count(1))
+        checkpoints = Checkpoints(self._files, self._root, core, log, lock(), count(1), self._means.bounds)
         for resident in message.residents:
             core.add(resident)
             checkpoints.make_room(resident.id)
@@ -264,7 +264,7 @@ class ContainerService:
             idle &= self._sweep(holding)
         if self.checkpoints.is_due():
             self.checkpoint()
-        return idle
+        return self.checkpoints.merge() and idle
 
     def checkpoint(self) -> None:
         self.checkpoints.checkpoint()
@@ -300,6 +300,8 @@ class ContainerService:
                 "rows_applied": core.rows_applied,
                 "rows_fetched": core.rows_fetched,
                 "checkpoints": self.checkpoints.taken,
+                "checkpoint_bytes": self.checkpoints.bytes_written,
+                "merges": self.checkpoints.merges,
                 **self._rebuilt,
                 "log_records": self.log.records,
                 "log_seconds": self.log.seconds,
