@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -22,7 +22,6 @@ from millpond.container.layout import (
     LogSpan,
     Manifest,
     SnapshotHead,
-    read_snapshot,
     slice_of_snapshot,
     snapshot_directory,
     snapshot_name,
@@ -30,48 +29,18 @@ from millpond.container.layout import (
     write_snapshot,
 )
 from millpond.container.log import Log
+from millpond.container.merging import Merge, choose
 from millpond.durable.arrow_files import TEMPORARY
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
+from millpond.errors import CorruptFile
 from millpond.runtime import Lock
 from millpond.wire.base import ResidentId, SliceId, Turn
 
-# Of one step of merging: so many bytes, before the manifest tells of them.
-MERGE_BYTES = 64 << 20
 # A slice with so many times the deltas that it should have is written whole, if merging does not keep up.
 DELTAS_TIMES_MAX = 2
 
 Vectors = dict[tuple[ResidentId, SliceId], dict[str, Turn]]
-
-
-class Merge(NamedTuple):
-    """Files of one slice that are to become one: all of them, or `deltas` alone. `name` is what comes of it."""
-
-    holding: Holding[Any]
-    number: SliceId
-    held: HeldSlice[Any]
-    saved: Saved
-    whole: bool
-    name: str
-
-    @property
-    def merged(self) -> tuple[str, ...]:
-        """The files that it replaces."""
-        return self.saved.files if self.whole else self.saved.deltas
-
-    @property
-    def nbytes(self) -> int:
-        return self.saved.delta_bytes + (self.saved.base_bytes if self.whole else 0)
-
-    def after(self, nbytes: int) -> Saved | None:
-        """The slice's files once it is done; None if they have become others meanwhile."""
-        now, before = self.held.saved, self.saved
-        if now is None or self.held.anew or now.files[: len(before.files)] != before.files:
-            return None
-        later, more = now.deltas[len(before.deltas) :], now.delta_bytes - before.delta_bytes
-        if self.whole:
-            return Saved(self.name, nbytes, later, more)
-        return Saved(now.base, now.base_bytes, (self.name, *later), nbytes + more)
 
 
 class Checkpoints:
@@ -177,9 +146,12 @@ class Checkpoints:
             }
             current |= {file for ground in self.grounds.values() for file in ground.files_of(resident_id)}
             for file in self._files.list(self._directory(resident_id)):
-                is_current = file in current or file.removesuffix(TEMPORARY) in self._merging
+                path = self._path(resident_id, file)
+                # A manifest that may or may not have been written names what the next one replaces.
+                is_current = file in current or path in self._replaced
+                is_current |= file.removesuffix(TEMPORARY) in self._merging
                 if not is_current and slice_of_snapshot(file) in slices:
-                    self._files.remove(self._path(resident_id, file))
+                    self._files.remove(path)
 
     # What slices rest on
 
@@ -358,7 +330,7 @@ class Checkpoints:
         if not self._many:
             return True
         with self.lock:
-            chosen = self._choose()
+            chosen = choose(self._core, self.grounds, self._unconfirmed, self._bounds, self._numbers)
             self._many = bool(chosen)
             self._merging = {merge.name for merge in chosen}
         done: list[tuple[Merge, int]] = []
@@ -381,52 +353,21 @@ class Checkpoints:
             raise failure
         return not chosen
 
-    def _choose(self) -> list[Merge]:
-        """Slices whose deltas have become too many, or too large beside the base."""
-        chosen: list[Merge] = []
-        bounds, nbytes = self._bounds, 0
-        for holding in list(self._core.holdings.values()):
-            for number, held in list(holding.slices.items()):
-                saved = held.saved
-                if saved is None or held.anew or number in self._unconfirmed or nbytes > MERGE_BYTES:
-                    continue
-                # What a manifest that could not be written would have named is not merged.
-                ground = self.grounds.get(number)
-                if ground is None or tuple(ground.files_of(holding.resident.id)) != saved.files:
-                    continue
-                too_many = len(saved.deltas) > bounds.deltas
-                whole = saved.delta_bytes > bounds.deltas_share * saved.base_bytes + bounds.deltas_bytes
-                whole |= too_many and saved.base_bytes <= bounds.deltas_bytes
-                if whole or too_many:
-                    name = snapshot_name(number, self._core.term, next(self._numbers), is_delta=not whole)
-                    chosen.append(Merge(holding, number, held, saved, whole, name))
-                    nbytes += chosen[-1].nbytes
-        return chosen
-
     def _merged(self, merge: Merge) -> int | None:
         """Writes one file for many. How many bytes it was; None if nobody needs it any more."""
-        holding, resident_id, saved = merge.holding, merge.holding.resident.id, merge.saved
-        schema, directory = holding.snapshot_schema, self._directory(resident_id)
-        follows = None if merge.whole else saved.base
-        head = SnapshotHead(resident_id, merge.number, follows, holds=saved.deltas[-1])
         try:
-            batches = read_snapshot(self._files, directory, merge.merged, resident_id, merge.number, schema)
-            return self._write(holding, merge.name, head, holding.merged(batches, merge.whole))
-        except Exception:
+            rows = merge.rows(self._files, self._directory(merge.holding.resident.id))
+        except CorruptFile:
             with self.lock:
                 if merge.after(0) is None or not self._is_here(merge):
                     return None  # the files were replaced, and are gone
-                # Memory has it all: whatever is wrong with the files, new ones take their place.
+                # Memory has it all: new files take the place of what is damaged.
                 merge.held.write_anew()
             raise
+        return self._write(merge.holding, merge.name, merge.head, rows)
 
     def _is_here(self, merge: Merge) -> bool:
-        holding = self._core.holdings.get(merge.holding.name)
-        return (
-            holding is merge.holding
-            and holding.slices.get(merge.number) is merge.held
-            and merge.number not in self._unconfirmed
-        )
+        return merge.is_of(self._core) and merge.number not in self._unconfirmed
 
     def _install(self, done: Iterable[tuple[Merge, int]]) -> None:
         """What was merged takes the place of what it was made of, where that still counts. The caller holds the lock."""
@@ -453,7 +394,12 @@ class Checkpoints:
             after[merge] = saved
         if not after:
             return
-        self._write_manifest(grounds)
+        try:
+            self._write_manifest(grounds)
+        except BaseException:
+            # It may be there all the same. The next one will not name them.
+            self._replaced += [self._path(merge.holding.resident.id, merge.name) for merge in after]
+            raise
         for merge, saved in after.items():
             merge.held.saved = saved
             self._replaced += [self._path(merge.holding.resident.id, file) for file in merge.merged]
