@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.container import core, service
+from millpond.container import checkpoints, core
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.house import ContainerStatus, DropResident, Ping
@@ -114,7 +114,7 @@ def test_a_container_answers_a_ping_and_checkpoints_while_a_group_is_busy() -> N
 def test_a_slice_in_which_an_epoch_begins_after_the_plan_stays_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (core, service):
+    for module in (core, checkpoints):
         monkeypatch.setattr(module, "BUSY_S_MAX", 0.01)
     files = LossyFiles()
     pond, table, adding = opened(files)

@@ -165,7 +165,7 @@ def _load_snapshots(
             # What was forgotten since must not be found there again.
             if any(map(holding.is_stale, batches)):
                 held.write_anew()
-            loaded += len(names)
+            loaded += 1
     return loaded
 
 
