@@ -18,10 +18,10 @@ def test_the_declared_points_are_exactly_those_promised() -> None:
     steps = [
         f"{kind}.{step}"
         for kind, step in product(
-            ("log", "snapshot", "manifest", "journal"), ("append", "sync", "rename", "dirsync")
+            ("log", "snapshot", "delta", "manifest", "journal"), ("append", "sync", "rename", "dirsync")
         )
     ]
-    steps += ["apply", "acknowledge", "publish", "truncate"]
+    steps += ["apply", "acknowledge", "publish", "truncate", "merge"]
     assert set(POINTS) == {f"{step}.{side}" for step in steps for side in ("before", "after")}
     assert len(POINTS) == len(set(POINTS))
 

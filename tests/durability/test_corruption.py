@@ -70,7 +70,7 @@ def a_log(root: Path) -> Case:
 
 def snapshots_and_a_log(root: Path) -> Case:
     """Two checkpoints, of which the second came after the pond was opened with fewer containers, and a log since."""
-    return drive(root, history(3, 2)[:-6])
+    return drive(root, history(3, 2)[:-9])
 
 
 def an_unfinished_checkpoint(root: Path) -> Case:
@@ -118,6 +118,7 @@ def needed(case: Case) -> list[str]:
         for number in numbers:
             ground = manifest.slices[number]
             names |= {f"snapshots/{resident}/{name}" for resident, name in ground.snapshots.items()}
+            names |= {f"snapshots/{each}/{name}" for each, found in ground.deltas.items() for name in found}
             for span in ground.logs:
                 names |= {
                     f"containers/{span.directory}/{seq:012d}.arrow"

@@ -23,7 +23,7 @@ from crashes import (
     hits_of,
     outcomes_of,
 )
-from txn_driving import Again, Checkpoint, Finish, Model, Run, Start, Step, World, history, models_of
+from txn_driving import Again, Checkpoint, Finish, Model, Run, Start, Step, Upkeep, World, history, models_of
 
 from millpond.durable.crashpoints import POINTS, armed, counted
 from millpond.errors import EpochChanged, OutputsGone, Unavailable, WriteFailed
@@ -209,6 +209,8 @@ def test_a_container_that_dies_alone_comes_back_with_all_it_acknowledged(point: 
                     if isinstance(step, Checkpoint):
                         world.watch()
                     step.on_pond(world)
+                if isinstance(step, Upkeep):
+                    world.watch()
                 if plan.fired and not plan_seen:
                     txn_driving.check_same(models(containers)[done], world.pond, f"{point}:{hit} in {step}")
                 plan_seen = plan.fired

@@ -448,6 +448,15 @@ class Checkpoint:
         pass
 
 
+@dataclass(frozen=True)
+class Upkeep:
+    def on_pond(self, world: World) -> None:
+        world.pond.maintain()
+
+    def on_model(self, model: Model) -> None:
+        pass
+
+
 def history(containers: int, then: int) -> list[Step]:
     """Three tables in a ring, three operators on them; another group beside; the pond is reopened once."""
     first = Run(
@@ -517,6 +526,7 @@ def history(containers: int, then: int) -> list[Step]:
         Start(then),
         Again(third),
         Again(slow),
+        Upkeep(),
         Run(SLOW, 2, (event("back", 41, i=3, j=4, n=1), event("back", 29, i=3, j=2, n=90), event("back", 31, i=3, j=2))),
         Run(DEARER, 4, (event("move", 30, i=6, g="x", j=6, n=10, parts=[4]), event("back", 31, i=6, j=6, n=3))),
         Run(ASIDE, 1, (event("visit", 60, g="u", n=3), event("visit", 60, 1, g="w", n=4))),
@@ -527,13 +537,18 @@ def history(containers: int, then: int) -> list[Step]:
         Register(LENDER),
         Run(LENDER, 0, (event("lend", 33, i=6, j=1, n=9), event("lend", 32, i=6, j=1, n=8))),
         Checkpoint(),
+        Upkeep(),
         Run(DEARER, 5, (event("move", 40, i=6, g="x", j=6, n=60), event("move", 41, i=8, g="q", j=8, n=3))),
         Finish(SLOW),
         Run(SLOW, 3, (event("back", 60, i=3, j=8, n=1), event("back", 41, i=3), event("back", 49, i=3, j=1, n=1))),
         Run(OTHER, 1, (event("back", 45, i=9, j=8, n=1),)),
+        Checkpoint(),
+        Upkeep(),
         Run(ASIDE, 2),
         Run(NUMBERS, 2, (event("drop", 80, g="u", n=1), event("number", 81, g="w", n=7, parts=[3]))),
         Run(LENDER, 1, (event("lend", 50, i=1, j=2, n=5),)),
+        Checkpoint(),
+        Upkeep(),
     ]  # fmt: skip
 
 

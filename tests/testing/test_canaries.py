@@ -33,6 +33,8 @@ from millpond.coordinator.telling import Telling
 from millpond.coordinator.tidying import Tidying
 from millpond.durable import arrow_files
 from millpond.stores import readiness
+from millpond.stores.undo import TableUndo
+from millpond.stores.versioned import VersionedSlice
 from millpond.testing import simulate
 from millpond.txn.run.interpreter import InterpretedFunction
 
@@ -233,6 +235,14 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
                 "watermark=updater.watermark",
             )
         ],
+    ),
+    "a row that changes stays clean": (
+        13,
+        [Edit(TableUndo, "mark", "flags[rows[rows < before]] = 1", "pass")],
+    ),
+    "an entry that changes stays clean": (
+        2,
+        [Edit(VersionedSlice, "insert", "compaction.mark(ids, self._dirty.flags)", "pass")],
     ),
 }
 

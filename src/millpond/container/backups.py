@@ -137,7 +137,7 @@ class Backups:
         for holding in list(self.core.holdings.values()):
             for number in holding.places(slices):
                 held = holding.slices.get(number)
-                if held is not None and held.snapshot is None and (held.vector or held.dirty):
+                if held is not None and held.saved is None and (held.vector or held.dirty):
                     raise BackupLost(
                         f"slice {number} of {holding.name!r} could not be written down",
                         container=self.core.container,
@@ -167,7 +167,7 @@ class Backups:
         for number in slices:
             for name, held in released[number].items():
                 held.vector = dict(decided.get(name, {}))
-                # What it rests on is a backup's, which goes.
+                # It rests on a log to which nothing more comes for it.
                 held.dirty = True
         return released, grounds
 
@@ -185,7 +185,7 @@ class Backups:
         """They are held no more. What they rest on stays while it is among the directories that are `needed`."""
         with self.checkpoints.lock:
             self.core.release(slices)
-            self.checkpoints.release(set(slices), gone=self.log.directory not in needed)
+            self.checkpoints.release(set(slices), gone=self.log.directory not in needed, remove=True)
 
     def let_go(self, needed: Collection[str]) -> None:
         """What slices rested on that are not held any more goes, once nobody needs it."""

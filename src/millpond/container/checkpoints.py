@@ -1,16 +1,21 @@
-"""What slices rest on, on disk: the manifest, the snapshots that it names, and the log that goes on from them."""
+"""What slices rest on, on disk: the manifest, the snapshots that it names, and the log that goes on from them.
+
+A snapshot is a base and deltas. A checkpoint adds a delta, or writes a base where much has changed; merging makes fewer
+files of many, from the files alone.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.container.core import BUSY_S_MAX, CheckpointPlan, Core
-from millpond.container.holdings.base import Holding
+from millpond.container.holdings.base import Bounds, HeldSlice, Holding, Saved
 from millpond.container.layout import (
     BACKUPS,
     SNAPSHOTS,
@@ -23,18 +28,22 @@ from millpond.container.layout import (
     snapshot_directory,
     snapshot_name,
     snapshot_path,
+    term_of_snapshot,
     write_manifest,
     write_snapshot,
 )
 from millpond.container.log import Log
+from millpond.container.merging import Merge, choose
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
+from millpond.errors import CorruptFile
 from millpond.runtime import Lock
 from millpond.wire.base import ResidentId, SliceId, Turn
 
-LOG_BYTES_MAX = 128 << 20
-LOG_RECORDS_MAX = 512
-LOG_PER_OUTPUTS = 4
+# A slice with so many times the deltas that it should have is written whole, if merging does not keep up.
+DELTAS_TIMES_MAX = 2
+
+Vectors = dict[tuple[ResidentId, SliceId], dict[str, Turn]]
 
 
 class Checkpoints:
@@ -52,12 +61,15 @@ class Checkpoints:
         log: Log,
         lock: Lock,
         numbers: Iterator[int],
+        bounds: Bounds | None = None,
         *,
         backup: bool = False,
     ) -> None:
         self.lock = lock
         self.grounds: dict[SliceId, Ground] = {}
         self.taken = 0
+        self.merges = 0
+        self.bytes_written = 0
         self.pause_s_max = 0.0
         self.covered = 0
         self._files = files
@@ -65,6 +77,11 @@ class Checkpoints:
         self._core = core
         self._log = log
         self._numbers = numbers
+        self._bounds = bounds or Bounds()
+        # What the last checkpoint has written.
+        self._last_bytes = 0
+        # Whether there may be files to merge.
+        self._many = True
         self._backup = core.container if backup else None
         self._base = os.path.join(BACKUPS, log.directory) if backup else SNAPSHOTS
         # Slices that the journal does not give to this incarnation yet, as far as is known here.
@@ -78,11 +95,10 @@ class Checkpoints:
         """Slices that come with what they rest on so far; from now on their records are in this log."""
         own = self._log.span()
         new = {
-            number: Ground(
-                ground.snapshots,
-                ground.vectors,
-                [*ground.logs, own],
-                {resident_id: [*spans, own] for resident_id, spans in ground.behind.items()},
+            number: replace(
+                ground,
+                logs=[*ground.logs, own],
+                behind={resident_id: [*spans, own] for resident_id, spans in ground.behind.items()},
             )
             for number, ground in grounds.items()
         }
@@ -92,14 +108,27 @@ class Checkpoints:
     def confirm(self, slices: Collection[SliceId]) -> None:
         """The journal says that they are here: what they rested on before need not stay as it is."""
         self._unconfirmed.difference_update(slices)
+        self._many = True
 
-    def release(self, slices: Collection[SliceId], gone: bool) -> None:
-        """The manifest goes on telling what they rest on, until nobody needs it: the journal says who has them."""
+    def release(self, slices: Collection[SliceId], gone: bool, *, remove: bool = False) -> None:
+        """The manifest goes on telling what they rest on, until nobody needs it: the journal says who has them.
+
+        Once they are `gone`, it does not. `remove` those files, too, that this incarnation has written for them.
+        """
         self._unconfirmed.difference_update(slices)
         left = {number: ground for number, ground in self.grounds.items() if number not in slices}
         if gone and len(left) < len(self.grounds):
+            files = [
+                self._path(resident_id, file)
+                for number in set(self.grounds) - set(left)
+                for resident_id in self.grounds[number].snapshots
+                for file in self.grounds[number].files_of(resident_id)
+                if term_of_snapshot(file) == self._core.term
+            ]
             self._write_manifest(left)
             self._truncate()
+            for path in files if remove else ():
+                self._files.remove(path)
 
     def make_room(self, resident_id: ResidentId) -> None:
         """There is a resident of which snapshots may come."""
@@ -123,8 +152,7 @@ class Checkpoints:
 
     def files(self, resident_id: ResidentId) -> set[str]:
         """The snapshots of a resident that slices here rest on."""
-        grounds = list(self.grounds.values())
-        return {ground.snapshots[resident_id] for ground in grounds if resident_id in ground.snapshots}
+        return {file for ground in list(self.grounds.values()) for file in ground.files_of(resident_id)}
 
     # What slices rest on
 
@@ -141,7 +169,8 @@ class Checkpoints:
         """The directories of earlier incarnations that slices here still rest on."""
         grounds = [g for number, g in list(self.grounds.items()) if number in self._core.owned]
         logs = {span.directory for ground in grounds for span in ground.spans}
-        backups = {backup_of_snapshot(name) for ground in grounds for name in ground.snapshots.values()}
+        files = (file for ground in grounds for each in ground.snapshots for file in ground.files_of(each))
+        backups = {backup_of_snapshot(file) for file in files}
         return sorted(name for name in {*logs, *backups} if name is not None and name != self._log.directory)
 
     def behind(self) -> list[ResidentId]:
@@ -154,22 +183,13 @@ class Checkpoints:
 
     def is_due(self) -> bool:
         """Whether the log has grown so long, or is another's, that a checkpoint is worth what it costs."""
-        # How much is too much takes time to find out.
-        is_long = self._log.bytes > LOG_BYTES_MAX and self._log.bytes > self._log_bytes_max()
+        # What a checkpoint writes follows what has changed. Where it is more than the log, as with keys of many versions,
+        # the log may grow as long: a byte is written so many times at most.
         return (
-            is_long
-            or self._core.seq - self.covered > LOG_RECORDS_MAX
+            self._log.bytes > max(self._bounds.log_bytes, self._last_bytes)
+            or self._core.seq - self.covered > self._bounds.log_records
             or (self.inherits() and not self._unconfirmed)
         )
-
-    def _log_bytes_max(self) -> int:
-        """A checkpoint writes slices whole: the log may be as large as the snapshots that it replaces, so that a byte is
-        written so many times at most, whatever the pond holds. Outputs are written whether or not they changed.
-        """
-        holdings = list(self._core.holdings.values())
-        outputs = sum(holding.outputs_bytes for holding in holdings)
-        snapshots = sum(held.snapshot_bytes for holding in holdings for held in list(holding.slices.values()))
-        return LOG_BYTES_MAX + snapshots + LOG_PER_OUTPUTS * outputs
 
     def checkpoint(self) -> None:
         """Snapshots every dirty slice, one by one, then lets go of the log that they make unnecessary.
@@ -181,37 +201,40 @@ class Checkpoints:
             plan = self._core.plan_checkpoint()
             if plan.covered == self.covered and not plan.dirty and not self.inherits():
                 return
-            log_bytes = self._log.take_bytes()
+            log_bytes, bytes_before = self._log.take_bytes(), self.bytes_written
             self.taken += 1
             number_of_round = next(self._numbers)
             vectors = plan.clean
             try:
                 for holding, number in plan.dirty:
                     if number in holding.slices and number not in self._unconfirmed:
-                        name = snapshot_name(number, self._core.term, number_of_round, self._backup)
-                        self._snapshot(holding, number, name, plan, vectors)
+                        self._snapshot(holding, number, number_of_round, plan, vectors)
                 self._write_manifest(self._new_grounds(plan, vectors))
             except BaseException:
                 self._log.bytes += log_bytes
                 raise
             self.covered = plan.covered
+            self._last_bytes = self.bytes_written - bytes_before
+            self._many = True
             reach("truncate.before")
             self._truncate()
-            # A slice that went meanwhile may still rest on what was to be replaced.
-            named = {
-                self._path(resident_id, file)
-                for ground in self.grounds.values()
-                for resident_id, file in ground.snapshots.items()
-            }
-            for path in self._replaced:
-                if path not in named:
-                    self._files.remove(path)
-            self._replaced.clear()
+            self._remove_replaced()
             reach("truncate.after")
 
-    def _new_grounds(
-        self, plan: CheckpointPlan, vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]]
-    ) -> dict[SliceId, Ground]:
+    def _remove_replaced(self) -> None:
+        # A slice that went meanwhile may still rest on what was to be replaced.
+        named = {
+            self._path(resident_id, file)
+            for ground in self.grounds.values()
+            for resident_id in ground.snapshots
+            for file in ground.files_of(resident_id)
+        }
+        for path in self._replaced:
+            if path not in named:
+                self._files.remove(path)
+        self._replaced.clear()
+
+    def _new_grounds(self, plan: CheckpointPlan, vectors: Vectors) -> dict[SliceId, Ground]:
         """What slices rest on now: those that went as before, and so what could not be snapshotted."""
         grounds = dict(self.grounds)
         own = LogSpan(self._log.directory, plan.covered)
@@ -220,30 +243,29 @@ class Checkpoints:
             behind = [resident_id for resident_id, at in plan.behind if at == number]
             seen = {resident_id: vector for (resident_id, at), vector in vectors.items() if at == number}
             held = {h.resident.id: h.slices.get(number) for h in list(self._core.holdings.values())}
-            snapshots = {
-                resident_id: one.snapshot
+            files = {
+                resident_id: list(one.saved.files)
                 for resident_id, one in held.items()
-                if resident_id in seen and one is not None and one.snapshot is not None
+                if resident_id in seen and one is not None and one.saved is not None
             }
-            grounds[number] = Ground(
-                {**snapshots, **{each: name for each, name in before.snapshots.items() if each in behind}},
-                {**seen, **{each: vector for each, vector in before.vectors.items() if each in behind}},
-                [own],
-                {each: before.behind.get(each, before.logs) for each in behind},
+            files |= {each: before.files_of(each) for each in behind}
+            grounds[number] = _with_files(
+                Ground(
+                    vectors={**seen, **{each: v for each, v in before.vectors.items() if each in behind}},
+                    logs=[own],
+                    behind={each: before.behind.get(each, before.logs) for each in behind},
+                ),
+                files,
             )
         return grounds
 
     def _snapshot(
-        self,
-        holding: Holding[Any],
-        number: SliceId,
-        name: str,
-        plan: CheckpointPlan,
-        vectors: dict[tuple[ResidentId, SliceId], dict[str, Turn]],
+        self, holding: Holding[Any], number: SliceId, round_: int, plan: CheckpointPlan, vectors: Vectors
     ) -> None:
-        """Writes one slice, and notes where its writers stand in it. What it replaces goes with the manifest.
+        """Writes what has changed in one slice, or all of it, and notes where its writers stand in it.
 
-        One in which an epoch has begun to run since the plan was made stays behind.
+        What it replaces goes with the manifest. A slice in which an epoch has begun to run since the plan was made stays
+        behind.
         """
         resident_id = holding.resident.id
         held = holding.held(number)
@@ -252,26 +274,134 @@ class Checkpoints:
             return
         try:
             started = time.perf_counter()
-            copy = held.decided_copy()
+            held.check_whole()
+            saved = held.saved if self._takes_delta(held) else None
+            frozen = held.decided_copy() if saved is None else holding.delta(held)
+            held.store.clean()
             vector = dict(held.vector)
-            held.dirty = False
+            held.dirty = held.anew = False
             self.pause_s_max = max(self.pause_s_max, time.perf_counter() - started)
         finally:
             held.lock.release()
+        name = snapshot_name(number, self._core.term, round_, self._backup, is_delta=saved is not None)
+        follows = None if saved is None else saved.files[-1]
         try:
-            rows = copy.export()
-            self.make_room(resident_id)
-            path = self._path(resident_id, name)
-            head = SnapshotHead(resident_id, number)
-            write_snapshot(self._files, path, head, holding.snapshot_schema, [rows])
+            nbytes = self._write(holding, name, SnapshotHead(resident_id, number, follows), frozen.export())
         except BaseException:
             # Whatever it was: the slice must be in the next snapshot, or its log would be let go.
-            held.dirty = True
+            held.write_anew()
             raise
-        if held.snapshot is not None:
-            self._replaced.append(self._path(resident_id, held.snapshot))
-        held.snapshot, held.snapshot_bytes = name, int(rows.nbytes)
+        if saved is not None:
+            held.saved = saved._replace(deltas=(*saved.deltas, name), delta_bytes=saved.delta_bytes + nbytes)
+        else:
+            self._replaced += (
+                [self._path(resident_id, file) for file in held.saved.files] if held.saved else []
+            )
+            held.saved = Saved(name, nbytes)
         vectors[resident_id, number] = vector
+
+    def _takes_delta(self, held: HeldSlice[Any]) -> bool:
+        saved = held.saved
+        return (
+            saved is not None
+            and not held.anew
+            and len(saved.deltas) < DELTAS_TIMES_MAX * self._bounds.deltas
+            and held.store.dirty_share <= self._bounds.delta_share
+        )
+
+    def _write(self, holding: Holding[Any], name: str, head: SnapshotHead, rows: pa.RecordBatch) -> int:
+        """How many bytes it was."""
+        self.make_room(head.id)
+        write_snapshot(self._files, self._path(head.id, name), head, holding.snapshot_schema, [rows])
+        self.bytes_written += rows.nbytes
+        return int(rows.nbytes)
+
+    # Merging
+
+    def merge(self) -> bool:
+        """Makes fewer files of some slices that have many. True when there was nothing to do.
+
+        Nobody waits for it but whoever else wants to merge. A crash anywhere leaves either the old or the new manifest,
+        and all that it names.
+        """
+        if not self._many:
+            return True
+        with self.lock:
+            chosen = choose(
+                self._core, self.grounds, self._unconfirmed, self._bounds, self._numbers, self._backup
+            )
+            self._many = bool(chosen)
+        done: list[tuple[Merge, int]] = []
+        failure: Exception | None = None
+        for merge in chosen:
+            try:
+                nbytes = self._merged(merge)
+            except Exception as error:  # noqa: BLE001 - what was done before it counts
+                failure = error
+                break
+            done += [] if nbytes is None else [(merge, nbytes)]
+        if done:
+            reach("merge.before")
+        with self.lock:
+            self._install(done)
+        if done:
+            reach("merge.after")
+        if failure is not None:
+            raise failure
+        return not chosen
+
+    def _merged(self, merge: Merge) -> int | None:
+        """Writes one file for many. How many bytes it was; None if nobody needs it any more."""
+        try:
+            rows = merge.rows(self._files, self._root)
+        except CorruptFile:
+            with self.lock:
+                if merge.after(0) is None or not self._is_here(merge):
+                    return None  # the files were replaced, and are gone
+                # Memory has it all: new files take the place of what is damaged.
+                merge.held.write_anew()
+            raise
+        return self._write(merge.holding, merge.name, merge.head, rows)
+
+    def _is_here(self, merge: Merge) -> bool:
+        return merge.is_of(self._core) and merge.number not in self._unconfirmed
+
+    def _install(self, done: Iterable[tuple[Merge, int]]) -> None:
+        """What was merged takes the place of what it was made of, where that still counts. The caller holds the lock."""
+        grounds = dict(self.grounds)
+        after = {}
+        for merge, nbytes in done:
+            resident_id, number = merge.holding.resident.id, merge.number
+            saved = merge.after(nbytes) if self._is_here(merge) else None
+            ground = grounds.get(number)
+            before = [] if ground is None else ground.files_of(resident_id)
+            if (
+                ground is None
+                or saved is None
+                or tuple(before[: len(merge.saved.files)]) != merge.saved.files
+            ):
+                self._files.remove(self._path(resident_id, merge.name))
+                continue
+            # Deltas that the manifest does not name yet come with the next one.
+            files = [saved.base, *saved.deltas]
+            named = files[
+                : len(files) - (len(merge.held.saved.files if merge.held.saved else ()) - len(before))
+            ]
+            grounds[number] = _with_files(ground, {resident_id: named})
+            after[merge] = saved
+        if not after:
+            return
+        try:
+            self._write_manifest(grounds)
+        except BaseException:
+            # It may be there all the same. The next one will not name them.
+            self._replaced += [self._path(merge.holding.resident.id, merge.name) for merge in after]
+            raise
+        for merge, saved in after.items():
+            merge.held.saved = saved
+            self._replaced += [self._path(merge.holding.resident.id, file) for file in merge.merged]
+        self.merges += len(after)
+        self._remove_replaced()
 
     def _write_manifest(self, grounds: dict[SliceId, Ground]) -> None:
         """What slices rest on is as it was, unless it is written down."""
@@ -294,3 +424,15 @@ class Checkpoints:
 
     def _path(self, resident_id: ResidentId, file: str) -> str:
         return snapshot_path(self._root, resident_id, file)
+
+
+def _with_files(ground: Ground, files: Mapping[ResidentId, list[str]]) -> Ground:
+    """The ground with these files, each resident's oldest first, in the place of those that it had of them."""
+    return replace(
+        ground,
+        snapshots={**ground.snapshots, **{each: names[0] for each, names in files.items() if names}},
+        deltas={
+            **{each: names for each, names in ground.deltas.items() if each not in files},
+            **{each: names[1:] for each, names in files.items() if len(names) > 1},
+        },
+    )

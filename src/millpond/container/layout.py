@@ -2,9 +2,10 @@
 
     containers/t00000003-c0000/manifest.arrow      what the slices of this incarnation rest on
     containers/t00000003-c0000/000000000017.arrow  one log record: the rows of one epoch
-    snapshots/NAME.BORN/s00042-t00000003-n000001.arrow one slice of one resident
+    snapshots/NAME.BORN/s00042-t00000003-n000001.arrow a base: one slice of one resident
+    snapshots/NAME.BORN/s00042-t00000003-d000002.arrow a delta: what has changed in it since
     containers/t00000003-c0000b/...                the same of slices that it holds as a backup, apart; their snapshots are
-    backups/t00000003-c0000b/NAME.BORN/s00042-t00000003-n000002-c0000b.arrow
+    backups/t00000003-c0000b/NAME.BORN/s00042-t00000003-n000003-c0000b.arrow
 
 A container that is started again is a new incarnation with a new term and a directory of its own; it never
 writes to another's.
@@ -34,8 +35,13 @@ BACKUPS: Final = "backups"
 MANIFEST: Final = "manifest.arrow"
 _T = TypeVar("_T")
 _DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})(b?)")
-_SNAPSHOT = re.compile(r"s([0-9]{5})-(t[0-9]{8})-n[0-9]{6,}(?:-(c[0-9]{4}b))?\.arrow")
-SnapshotName = Annotated[str, msgspec.Meta(pattern=rf"^{_SNAPSHOT.pattern}\Z")]
+_WHOSE = r"(?:-(c[0-9]{4}b))?"
+_SNAPSHOT = re.compile(rf"s([0-9]{{5}})-(t[0-9]{{8}})-[nd][0-9]{{6,}}{_WHOSE}\.arrow")
+SnapshotName = Annotated[
+    str, msgspec.Meta(pattern=rf"^s[0-9]{{5}}-t[0-9]{{8}}-n[0-9]{{6,}}{_WHOSE}\.arrow\Z")
+]
+DeltaName = Annotated[str, msgspec.Meta(pattern=rf"^s[0-9]{{5}}-t[0-9]{{8}}-d[0-9]{{6,}}{_WHOSE}\.arrow\Z")]
+AnySnapshotName = Annotated[str, msgspec.Meta(pattern=rf"^{_SNAPSHOT.pattern}\Z")]
 Rows = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _RECORD = re.compile(r"(\d{12})\.arrow")
 
@@ -54,7 +60,8 @@ class LogSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ground(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one slice rests on: by resident a snapshot and where writers stood in it; then logs, oldest first.
+    """What one slice rests on: by resident a snapshot, that is a base and `deltas` in their order, and where writers
+    stood in it; then logs, oldest first.
 
     Residents that are `behind` could not be snapshotted: they rest on logs that the others need no more.
     """
@@ -63,11 +70,17 @@ class Ground(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vectors: dict[IdOnDisk, dict[Writer, Turn]] = {}
     logs: list[LogSpan] = []
     behind: dict[IdOnDisk, list[LogSpan]] = {}
+    deltas: dict[IdOnDisk, list[DeltaName]] = {}
 
     @property
     def spans(self) -> list[LogSpan]:
         """All that must be kept for it."""
         return [*self.logs, *(span for spans in self.behind.values() for span in spans)]
+
+    def files_of(self, resident_id: ResidentId) -> list[str]:
+        """The files that hold a resident's rows, oldest first."""
+        base = self.snapshots.get(resident_id)
+        return [] if base is None else [base, *self.deltas.get(resident_id, [])]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,9 +116,13 @@ class RecordHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.id.rpartition(".")[0]
 
 
-class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SnapshotHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Whose rows these are. A delta `follows` a file, or whatever `holds` that file."""
+
     id: IdOnDisk
     slice_id: SliceId
+    follows: AnySnapshotName | None = None
+    holds: DeltaName | None = None
 
 
 def directory_name(term: int, container: int) -> str:
@@ -264,14 +281,19 @@ def backup_of_snapshot(name: str) -> str | None:
     return f"{match[2]}-{match[3]}" if match is not None and match[3] is not None else None
 
 
-def snapshot_name(slice_id: int, term: int, number: int, backup: int | None = None) -> str:
-    """No other snapshot of the slice has this name, whichever container wrote it. `backup` is one that does not own it."""
+def snapshot_name(
+    slice_id: int, term: int, number: int, backup: int | None = None, *, is_delta: bool = False
+) -> str:
+    """No other snapshot of the slice has this name, whichever container wrote it. Later ones have larger numbers.
+
+    `backup` is a container that does not own the slice.
+    """
     whose = "" if backup is None else f"-c{backup:04d}b"
-    return f"s{slice_id:05d}-t{term:08d}-n{number:06d}{whose}.arrow"
+    return f"s{slice_id:05d}-t{term:08d}-{'d' if is_delta else 'n'}{number:06d}{whose}.arrow"
 
 
 def slice_of_snapshot(name: str) -> int | None:
-    """The slice of a snapshot, finished or not; None for any other file."""
+    """The slice of a base or delta, finished or not; None for any other file."""
     match = _SNAPSHOT.match(name)
     return int(match[1]) if match else None
 
@@ -279,19 +301,38 @@ def slice_of_snapshot(name: str) -> int | None:
 def write_snapshot(
     files: Files, path: str, head: SnapshotHead, schema: pa.Schema, batches: Sequence[pa.RecordBatch]
 ) -> None:
-    write_table_file(files, path, "snapshot", schema, batches, _metadata("snapshot", head, path))
+    kind = "snapshot" if head.follows is None else "delta"
+    write_table_file(files, path, kind, schema, batches, _metadata("snapshot", head, path))
 
 
 def read_snapshot(
-    files: Files, root: str, resident_id: ResidentId, slice_id: SliceId, name: str, schema: pa.Schema
+    files: Files,
+    root: str,
+    names: Sequence[str],
+    resident_id: ResidentId,
+    slice_id: SliceId,
+    schema: pa.Schema,
 ) -> list[pa.RecordBatch]:
-    """The rows of a slice."""
-    path = snapshot_path(root, resident_id, name)
-    batches, found, metadata = read_table_file(files, path)
-    head = _parse(metadata, "snapshot", SnapshotHead, path)
-    if (head.id, head.slice_id) != (resident_id, slice_id) or not found.equals(schema):
-        raise CorruptFile(f"{path} is not a snapshot of slice {slice_id} of {resident_id}", path=path)
-    return batches
+    """What a base and the deltas behind it hold, or deltas alone, a batch of each. They are one behind the other."""
+    found: list[pa.RecordBatch] = []
+    known: set[str] = set()
+    for name in names:
+        path = snapshot_path(root, resident_id, name)
+        batches, own, metadata = read_table_file(files, path)
+        head = _parse(metadata, "snapshot", SnapshotHead, path)
+        if (head.id, head.slice_id) != (resident_id, slice_id) or not own.equals(schema):
+            raise CorruptFile(f"{path} is not a snapshot of slice {slice_id} of {resident_id}", path=path)
+        if found and head.follows not in known:
+            raise CorruptFile(
+                f"{path} goes on from {head.follows}, and not from {', '.join(sorted(known))}",
+                hint="restore the slice's files from one backup copy",
+                path=path,
+            )
+        known = {name, *([] if head.holds is None else [head.holds])}
+        if len(batches) != 1:
+            raise CorruptFile(f"{path} has {len(batches)} batches, not one", path=path)
+        found += batches
+    return found
 
 
 def place_of(path: str) -> str:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from millpond.container.core import Core, broken
-from millpond.container.holdings.base import HeldSlice, Holding
+from millpond.container.holdings.base import HeldSlice, Holding, Saved
 from millpond.container.layout import (
     CONTAINERS,
     MANIFEST,
@@ -116,8 +118,11 @@ def rebuild(core: Core, files: Files, root: str, adopt: Adopt, before: BeforeRec
             ]
             for only in (None, *behind)
         }
-        grounds[number] = Ground(
-            grounds[number].snapshots, vectors, closed[None], {only: closed[only] for only in behind}
+        grounds[number] = replace(
+            grounds[number],
+            vectors=vectors,
+            logs=closed[None],
+            behind={only: closed[only] for only in behind},
         )
     discarded = {(log.span.directory, seq) for log in logs for seq in log.span.skipped}
     figures["records_discarded"] += len(discarded)
@@ -144,19 +149,21 @@ def _load_snapshots(
     loaded = 0
     for name, held in slices.items():
         holding = core.holdings[name]
-        held.vector = dict(ground.vectors.get(holding.resident.id, {}))
-        held.snapshot = ground.snapshots.get(holding.resident.id)
-        if held.snapshot is not None:
-            for batch in read_snapshot(
-                files, root, holding.resident.id, number, held.snapshot, holding.snapshot_schema
-            ):
-                try:
-                    held.store.load(batch)
-                except (ValueError, LookupError, TypeError, NotImplementedError) as error:
-                    path = snapshot_path(root, holding.resident.id, held.snapshot)
-                    raise CorruptFile(f"{path} does not hold rows of {name}: {error}", path=path) from error
-                # What was forgotten since must not be found there again.
-                held.dirty |= holding.is_stale(batch)
+        resident_id = holding.resident.id
+        held.vector = dict(ground.vectors.get(resident_id, {}))
+        names = ground.files_of(resident_id)
+        if names:
+            batches = read_snapshot(files, root, names, resident_id, number, holding.snapshot_schema)
+            try:
+                held.store.load(holding.merged(batches, whole=True) if len(batches) > 1 else batches[0])
+            except (ValueError, LookupError, TypeError, NotImplementedError) as error:
+                path = snapshot_path(root, resident_id, names[-1])
+                raise CorruptFile(f"{path} does not hold rows of {name}: {error}", path=path) from error
+            sizes = [int(batch.nbytes) for batch in batches]
+            held.saved = Saved(names[0], sizes[0], tuple(names[1:]), sum(sizes[1:]))
+            # What was forgotten since must not be found there again.
+            if any(map(holding.is_stale, batches)):
+                held.write_anew()
             loaded += 1
     return loaded
 

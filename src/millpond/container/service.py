@@ -313,12 +313,15 @@ class ContainerService:
         directory = directory_name(message.term, message.container)
         lock, numbers = self._runtime.lock, count(1)
         log = Log(self._files, self._root, directory, core, lock())
-        checkpoints = Checkpoints(self._files, self._root, core, log, lock(), numbers)
+        bounds = self._means.bounds
+        checkpoints = Checkpoints(self._files, self._root, core, log, lock(), numbers, bounds)
         held = BackupCore(message.container, message.term, message.pond_slices, self._means)
         held_log = Log(
             self._files, self._root, backup_directory_name(message.term, message.container), held, lock()
         )
-        held_checkpoints = Checkpoints(self._files, self._root, held, held_log, lock(), numbers, backup=True)
+        held_checkpoints = Checkpoints(
+            self._files, self._root, held, held_log, lock(), numbers, bounds, backup=True
+        )
         for resident in message.residents:
             core.add(resident)
             held.add(resident)
@@ -509,6 +512,8 @@ class ContainerService:
         if core.owned and self.checkpoints.is_due():
             self.checkpoints.checkpoint()
         self._let_go()
+        for _, checkpoints in self._both:
+            idle &= checkpoints.merge()
         return idle
 
     def checkpoint(self) -> None:
@@ -564,6 +569,8 @@ class ContainerService:
                 "rows_applied": core.rows_applied,
                 "rows_fetched": core.rows_fetched,
                 "checkpoints": self.checkpoints.taken,
+                "checkpoint_bytes": self.checkpoints.bytes_written,
+                "merges": self.checkpoints.merges,
                 **self._rebuilt,
                 "log_records": self.log.records,
                 "log_seconds": self.log.seconds,

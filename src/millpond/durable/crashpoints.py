@@ -16,9 +16,9 @@ from typing import Final, NoReturn
 
 from millpond.errors import BadOption
 
-FILE_KINDS: Final = ("log", "snapshot", "manifest", "journal")
+FILE_KINDS: Final = ("log", "snapshot", "delta", "manifest", "journal")
 FILE_STEPS: Final = ("append", "sync", "rename", "dirsync")
-STEPS: Final = ("apply", "acknowledge", "publish", "truncate")
+STEPS: Final = ("apply", "acknowledge", "publish", "truncate", "merge")
 
 POINTS: Final[tuple[str, ...]] = tuple(
     f"{step}.{side}"

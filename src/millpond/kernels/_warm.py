@@ -88,10 +88,11 @@ def warm_up() -> None:
     lookups.aggregate_longs(arena, 1, 2, 0, begin, end, lookups.TOTAL, out, valid)
     cells, doubles = arena.view(np.float64), np.empty(3, np.float64)
     lookups.aggregate_doubles(arena, cells, 1, 2, 0, begin, end, lookups.TOTAL, doubles, valid)
-    compaction.sweep(entries, arena, heads, control, 0, 1, 0, 3)
+    compaction.sweep(entries, arena, heads, control, 0, 1, 0, 3, valid)
+    compaction.mark(longs, valid)
     ids = compaction.full_entries(longs[:1], entries, arena, 1)
     compaction.ranges_below(ids, entries, arena, 1, begin, end)
-    compaction.retain(ids, offsets, data, entries, arena, heads, control)
+    compaction.retain(ids, offsets, data, entries, arena, heads, control, valid)
     compaction.rewrite(entries, arena.copy(), arena, control)
     compaction.renumber(entries, arena, control, 1)
 

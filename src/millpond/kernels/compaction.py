@@ -29,8 +29,9 @@ def sweep(
     keep_from: int,
     alive_from: int,
     budget: int,
+    dirty: NDArray[np.uint8],
 ) -> int:
-    """Compact `budget` entries from `cursor` on, round and round. Returns the new cursor."""
+    """Compact `budget` entries from `cursor` on, round and round; those that change are marked. Returns the new cursor."""
     count = control[ENTRIES]
     if cursor >= count:
         cursor = 0
@@ -42,10 +43,17 @@ def sweep(
         if length > 0 and (arena[start, 0] < alive_from or (length > 1 and arena[start + 1, 0] < keep_from)):
             gone = outdated(arena, start, length, keep_from, alive_from)
             drop_oldest(entries, cursor, arena, heads, control, gone)
+            dirty[cursor] = 1
         cursor += 1
         if cursor == count:
             cursor = 0
     return cursor
+
+
+@jit
+def mark(ids: NDArray[np.int64], dirty: NDArray[np.uint8]) -> None:
+    for i in range(ids.shape[0]):
+        dirty[ids[i]] = 1
 
 
 @jit
@@ -93,8 +101,11 @@ def retain(
     arena: NDArray[np.int64],
     heads: NDArray[np.int64],
     control: NDArray[np.int64],
+    dirty: NDArray[np.uint8],
 ) -> None:
-    """Of the oldest versions of each entry just those whose flag is set stay; its flags are `offsets[i]:offsets[i+1]`."""
+    """Of the oldest versions of each entry just those whose flag is set stay; its flags are `offsets[i]:offsets[i+1]`.
+
+    Entries that change are marked."""
     width = arena.shape[1]
     for i in range(ids.shape[0]):
         start = entries[ids[i], 0]
@@ -109,6 +120,7 @@ def retain(
                 at -= 1
         if at >= start:
             drop_oldest(entries, ids[i], arena, heads, control, at - start + 1)
+            dirty[ids[i]] = 1
 
 
 @jit

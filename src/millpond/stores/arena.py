@@ -83,11 +83,17 @@ class Arena:
         self.cells = grown(self.cells, used, used + rows + versions.PADDING)
 
     def sweep(
-        self, entries: NDArray[np.int64], cursor: int, keep_from: int, alive_from: int, budget: int
+        self,
+        entries: NDArray[np.int64],
+        cursor: int,
+        keep_from: int,
+        alive_from: int,
+        budget: int,
+        dirty: NDArray[np.uint8],
     ) -> int:
         return int(
             compaction.sweep(
-                entries, self.cells, self.heads, self.control, cursor, keep_from, alive_from, budget
+                entries, self.cells, self.heads, self.control, cursor, keep_from, alive_from, budget, dirty
             )
         )
 
@@ -97,8 +103,9 @@ class Arena:
         offsets: NDArray[np.int64],
         kept: NDArray[np.uint8],
         entries: NDArray[np.int64],
+        dirty: NDArray[np.uint8],
     ) -> None:
-        compaction.retain(ids, offsets, kept, entries, self.cells, self.heads, self.control)
+        compaction.retain(ids, offsets, kept, entries, self.cells, self.heads, self.control, dirty)
 
     def rewrite(self, entries: NDArray[np.int64]) -> None:
         """Give back the memory of free blocks, when they are more than half of all."""

@@ -1,7 +1,7 @@
 """Memory comes to an end: tables and their strings, rebuilt without what nothing refers to any more.
 
 A key that was only asked for has a row number all the same, and the strings of all events have numbers. Between two
-epochs, neither is needed, unless the row is there or the string is part of one.
+epochs, neither is needed, unless the row is there, or has changed since it was saved, or the string is part of one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def compact(stores: Iterable[TableStore], above_bytes: int = COMPACT_ABOVE_BYTES
     size = _size(strings, tables)
     if size < max(above_bytes, 2 * strings.size_when_looked_at):
         return False
-    rows = [np.flatnonzero(table.cells[: table.count, 0]) for table in tables]
+    # A file may still hold rows that were deleted since it was written.
+    rows = [np.union1d(np.flatnonzero(table.cells[: table.count, 0]), table.dirty.ids()) for table in tables]
     used = _used_strings(strings, tables, rows)
     smaller = strings.only(used)
     rebuilt = (

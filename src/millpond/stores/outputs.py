@@ -35,6 +35,8 @@ class Outputs:
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[Turn, _Kept]] = {}
+        # Those that came since all were last clean.
+        self._new: set[tuple[str, Turn]] = set()
 
     def keep(self, writer: str, turn: Turn, rows: pa.Table) -> None:
         operator = operator_of(writer)
@@ -45,6 +47,7 @@ class Outputs:
         turns = {known: kept for known, kept in self._kept.pop(writer, {}).items() if known < turn}
         self._kept[writer] = turns
         turns[turn] = _Kept.of(rows)
+        self._new.add((writer, turn))
         least, most = KEPT
         while len(turns) > least and (
             len(turns) > most or sum(kept.nbytes for kept in turns.values()) > BYTES_MAX
@@ -80,8 +83,21 @@ class Outputs:
 
     def export(self) -> list[tuple[str, pa.Table]]:
         """For a snapshot: each turn's rows under a name, from which `load` reads them."""
+        return [(_name(*key), rows) for key, rows in self._all()]
+
+    def changed(self) -> tuple[list[tuple[str, pa.Table]], list[str]]:
+        """What came since all were last clean, under names; and the names of all that are kept, in their order."""
+        every = self._all()
+        new = [(_name(*key), rows) for key, rows in every if key in self._new]
+        return new, [_name(*key) for key, _ in every]
+
+    def clean(self) -> None:
+        """All that are kept are saved."""
+        self._new.clear()
+
+    def _all(self) -> list[tuple[tuple[str, Turn], pa.Table]]:
         return [
-            (f"{writer} {turn.epoch} {turn.drain}", kept.rows)
+            ((writer, turn), kept.rows)
             for writer, turns in self._kept.items()
             for turn, kept in turns.items()
         ]
@@ -89,6 +105,10 @@ class Outputs:
     def load(self, name: str, rows: pa.Table) -> None:
         writer, epoch, drain = name.split(" ")
         self._kept.setdefault(writer, {})[Turn(Epoch(int(epoch)), int(drain))] = _Kept.of(rows)
+
+
+def _name(writer: str, turn: Turn) -> str:
+    return f"{writer} {turn.epoch} {turn.drain}"
 
 
 def in_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -36,6 +36,12 @@ def unpack(batch: pa.RecordBatch) -> Iterator[Part]:
         yield Part(kind.as_py(), name.as_py(), rows)
 
 
+def one_array(rows: pa.Table, place: int) -> pa.Array:
+    """A column as one array."""
+    column = rows.column(place)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
 def _streams_of(tables: Sequence[pa.Table]) -> pa.Array:
     """Each table as an Arrow stream. They are measured first: a buffer that grows would be copied again and again."""
     measured = pa.MockOutputStream()

@@ -7,7 +7,7 @@ to, and after it was deleted, the row holds the defaults. A key is a long for ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,9 @@ from millpond.errors import WrongColumn
 from millpond.schema import describe_type
 from millpond.stores import views
 from millpond.stores.budget import UNLIMITED, Budget
+from millpond.stores.dirty import Dirty
 from millpond.stores.growing import grown
+from millpond.stores.parts import one_array
 from millpond.stores.row_index import RowIndex
 from millpond.stores.strings import Strings
 from millpond.stores.threads import in_parts
@@ -116,6 +118,8 @@ class TableStore:
         self.cells: Longs = np.zeros((0, self.layout.width), np.int64)
         # Rows that are made ready. The index may have more, where memory ran out in between.
         self.count = 0
+        # Rows that decided epochs have changed since the table was last clean.
+        self.dirty = Dirty()
         # The rows of small keys by key, as far as they are known: no hash, no search. A copy knows none.
         self.known: Longs = np.empty(0, np.int64)
         self.first = np.zeros(self.layout.width, np.int64)
@@ -156,7 +160,9 @@ class TableStore:
         """The rows of those keys, given by column, that are there, in their order. Reads only."""
         cast = [column.cast(field.type) for column, field in zip(keys, self.spec.keys, strict=True)]
         whole = pa.table(cast, [str(place) for place in range(len(cast))]).drop_null().combine_chunks()
-        rows = self.index.find(self.key_numbers([_one(column) for column in whole.columns], known_only=True))
+        rows = self.index.find(
+            self.key_numbers([one_array(whole, place) for place in range(len(cast))], known_only=True)
+        )
         rows = rows[(rows >= 0) & (rows < self.count)]
         rows = rows[self.cells[rows, 0] != 0]
         if budget is not UNLIMITED:
@@ -245,15 +251,28 @@ class TableStore:
     export = snapshot
 
     def _rows(self, rows: Longs) -> pa.Table:
-        keys = self.index.keys[rows]
+        return self._arrow_rows(self.index.keys[rows], self.cells[rows])
+
+    def changed(self, cells_before: Callable[[Longs], Longs] | None = None) -> tuple[pa.Table, pa.Table]:
+        """Rows that have changed since the table was last clean, and the keys of those that are gone.
+
+        `cells_before` tells of rows what they held before an epoch that is not decided.
+        """
+        rows = self.dirty.ids()
+        cells = self.cells[rows] if cells_before is None else cells_before(rows)
+        there, keys = cells[:, 0] != 0, self.index.keys[rows]
+        gone = self._arrow_rows(keys[~there], cells[~there])
+        return self._arrow_rows(keys[there], cells[there]), gone.select(range(len(self.layout.keys)))
+
+    def _arrow_rows(self, keys: Longs, cells: Longs) -> pa.Table:
         columns = [
             self._arrow(keys[:, place], field.type, key.type)
             for place, (field, key) in enumerate(zip(self.spec.keys, self.layout.keys, strict=True))
         ]
         for field in self.spec.columns:
             column = self.layout.columns[field.name]
-            source = self.doubles if column.type == "double" else self.cells
-            columns.append(self._arrow(source[rows, column.cell], field.type, column.type))
+            source = cells.view(np.float64) if column.type == "double" else cells
+            columns.append(self._arrow(source[:, column.cell], field.type, column.type))
         # One key column is called KEY, as it always was.
         keys_as = (
             self.spec.keys if len(self.layout.keys) > 1 else [pa.field(KEY, self.spec.keys.field(0).type)]
@@ -270,12 +289,12 @@ class TableStore:
         rows = rows.combine_chunks()
         # By place: a column may be called as a key is.
         count = len(self.layout.keys)
-        keys = [_one(rows.column(place)).cast(field.type) for place, field in enumerate(self.spec.keys)]
+        keys = [one_array(rows, place).cast(field.type) for place, field in enumerate(self.spec.keys)]
         places = self.resolve(self.key_numbers(keys))
         for place, field in enumerate(self.spec.columns, start=count):
             found = self.layout.columns[field.name]
             cell, type_ = found.cell, found.type
-            column = _one(rows.column(place)).cast(field.type)
+            column = one_array(rows, place).cast(field.type)
             if column.null_count:
                 raise WrongColumn(
                     f"column {field.name!r} has nulls", column=field.name, available=rows.column_names
@@ -311,12 +330,14 @@ class TableStore:
         other.cells[: len(rows)] = self.cells[rows]
         for cell in self.layout.string_cells:
             other.cells[: len(rows), cell] = number_of[self.cells[rows, cell]]
+        other.dirty = self.dirty.only(rows)
         return other
 
     def take_over(self, other: TableStore) -> None:
         """Becomes what the other is, but for the strings, which do the same."""
         self.index, self.cells, self.count = other.index, other.cells, other.count
         self.known, self.first = other.known, other.first
+        self.dirty = other.dirty
 
     @property
     def nbytes(self) -> int:
@@ -328,6 +349,7 @@ class TableStore:
         count = self.count
         assert len(self.cells) >= count
         assert len(self.index) >= count
+        assert not self.dirty.flags[count:].any(), "what is dirty is there"
         there = self.cells[:count, 0]
         assert np.isin(there, (0, 1)).all()
         assert (self.cells[:count][there == 0] == self.first).all(), (
@@ -339,10 +361,6 @@ def new_stores(specs: Mapping[str, TableSpec]) -> dict[str, TableStore]:
     """Empty tables that share their strings."""
     strings = Strings()
     return {name: TableStore(spec, strings) for name, spec in specs.items()}
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def arrow_of(values: NDArray[Any], type_: pa.DataType, valid: NDArray[np.uint8] | None) -> pa.Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,33 @@ class TableUndo:
         late = int(self._late_count[0])
         store.cells[self._late_rows[:late]] = self._late_cells[:late]
 
+    def mark(self, store: TableStore) -> None:
+        """The epoch is decided: the rows that it may have written to are dirty, and new ones that are there."""
+        store.dirty.fit(store.count)
+        flags, before = store.dirty.flags, min(self._rows_before, store.count)
+        if self._whole is not None:
+            # Nobody noted which of them were written to.
+            flags[:before] |= (store.cells[:before] != self._whole[:before]).any(axis=1)
+        for rows in (self._rows, self._late_rows[: int(self._late_count[0])], np.array([*self._single], int)):
+            flags[rows[rows < before]] = 1
+        flags[before : store.count] |= store.cells[before : store.count, 0] != 0
+
+    def cells_before(self, store: TableStore, rows: Longs) -> Longs:
+        """What these rows, in ascending order, held before the epoch."""
+        if self._whole is not None:
+            cells = np.empty((len(rows), store.layout.width), np.int64)
+            old = rows < self._rows_before
+            cells[old] = self._whole[rows[old]]
+        else:
+            cells = store.cells[rows]
+            late = int(self._late_count[0])
+            _overlay(cells, rows, self._rows, self._cells)
+            _overlay(cells, rows, self._late_rows[:late], self._late_cells[:late])
+            if self._single:
+                _overlay(cells, rows, np.array([*self._single]), np.stack([*self._single.values()]))
+        cells[rows >= self._rows_before] = store.first
+        return cells
+
     @property
     def nbytes(self) -> int:
         whole = 0 if self._whole is None else int(self._whole.nbytes)
@@ -108,9 +136,27 @@ class Undo:
             if name in stores:  # else it was forgotten since
                 table.put_back(stores[name])
 
+    def mark(self, stores: Mapping[str, TableStore]) -> None:
+        """The epoch is decided: what it has changed is dirty."""
+        for name, table in self.tables.items():
+            if name in stores:
+                table.mark(stores[name])
+
+    def cells_before(self, name: str, store: TableStore) -> Callable[[Longs], Longs] | None:
+        """Tells what rows of a table held before the epoch; None where the epoch has nothing to do with it."""
+        return partial(self.tables[name].cells_before, store) if name in self.tables else None
+
     @property
     def nbytes(self) -> int:
         return sum(table.nbytes for table in self.tables.values())
+
+
+def _overlay(cells: Longs, rows: Longs, kept_rows: Longs, kept: Longs) -> None:
+    """Puts what was kept of some rows, in any order, in its place among these."""
+    at = np.searchsorted(rows, kept_rows)
+    at[at == len(rows)] = 0
+    found = rows[at] == kept_rows if len(rows) else np.zeros(len(at), np.bool_)
+    cells[at[found]] = kept[found]
 
 
 @jit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,14 @@ from millpond.errors import BadMessage, BadOption, MessageTooLarge
 from millpond.kernels import compaction, lookups
 from millpond.kernels import control as at
 from millpond.kernels.folding import NEVER
+from millpond.kernels.versions import CLASS_BITS
 from millpond.schema import KeyKind
 from millpond.stores import views
 from millpond.stores.answers import AGGREGATES, RULES, Reader, expanded, result_schema
 from millpond.stores.arena import SMALLEST_TIME, Arena
 from millpond.stores.budget import UNLIMITED, Budget
+from millpond.stores.deltas import FrozenVersions
+from millpond.stores.dirty import Dirty
 from millpond.stores.heaps import Heap, heap_for
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
@@ -55,6 +58,9 @@ class VersionedSlice:
         }
         # The oldest time at which an entry changed, while its values are folded anew.
         self._changed: NDArray[np.int64] = np.empty(0, np.int64)
+        # Entries that a file does not hold as they are, and keys that were let go with their entries.
+        self._dirty = Dirty()
+        self._gone: list[Keys] = []
         self._masked = False
         self._frozen = False
         self._swept_from = SMALLEST_TIME
@@ -97,6 +103,8 @@ class VersionedSlice:
         if self._sweep_left:
             # A sweep under way passes the new entries, too, before it comes round to the first.
             self._sweep_left += self.keys - known
+        self._dirty.fit(len(self._index.entries))
+        compaction.mark(ids, self._dirty.flags)
         since, rules = _clamped(keep_from), self.rules
         if rules.by_mask and since > SMALLEST_TIME:
             full = compaction.full_entries(ids, self._index.entries, self._arena.cells, since)
@@ -147,6 +155,7 @@ class VersionedSlice:
         self._index.reserve(distinct, size * distinct // max(len(keys), 1))
         self._arena.reserve(len(keys))
         self.insert(keys, views.longs(batch.column("_time")), batch.columns[2:])
+        self.clean()
 
     def sweep(self, keep_from: int, budget: int) -> bool:
         """Compact up to `budget` entries: of the versions below `keep_from` only those stay that the rule keeps.
@@ -178,7 +187,7 @@ class VersionedSlice:
         entries, since = self._index.entries, self._swept_from
         if not self.rules.by_mask:
             self._sweep_cursor = self._arena.sweep(
-                entries, self._sweep_cursor, since, self._alive_from(since), budget
+                entries, self._sweep_cursor, since, self._alive_from(since), budget, self._dirty.flags
             )
             return
         ids = (self._sweep_cursor + np.arange(budget)) % max(self.keys, 1)
@@ -209,7 +218,7 @@ class VersionedSlice:
             kept = net_neighbours(offsets, columns[0], columns[-1])
         if rules.span:
             kept[cells[positions, 0] < self._alive_from(since)] = 0
-        self._arena.retain(ids, offsets, kept, self._index.entries)
+        self._arena.retain(ids, offsets, kept, self._index.entries, self._dirty.flags)
 
     def _rebuild(self) -> None:
         """Make the slice anew, without the keys that have no version, when they are more than half."""
@@ -219,9 +228,14 @@ class VersionedSlice:
         lookups.entry_ranges(self._index.entries, self._control, begin, end)
         if 2 * np.count_nonzero(begin == end) <= self.keys:
             return
-        fresh = self._part(np.flatnonzero(begin < end), self.rules)
+        left, dirty = np.flatnonzero(begin < end), self._dirty.ids()
+        # A file may still hold them.
+        self._gone.append(self._index.stored_keys().take(dirty[begin[dirty] == end[dirty]]))
+        fresh = self._part(left, self.rules)
         self._control, self._index, self._arena = fresh._control, fresh._index, fresh._arena  # noqa: SLF001 - its own class
         self._heaps, self._changed = fresh._heaps, fresh._changed  # noqa: SLF001
+        self._dirty = self._dirty.only(left)
+        self._dirty.fit(len(self._index.entries))
         self._sweep_cursor = 0
 
     # Reading
@@ -351,23 +365,42 @@ class VersionedSlice:
         return self._batch(ids[found], positions, reader.folded(positions))
 
     def export(self) -> pa.RecordBatch:
-        """All versions: `_key`, `_time`, values; grouped by key, times ascending.
-
-        Where values are folded, the first of a key stands for all that was compacted: it is the folded one.
-        """
+        """All versions: `_key`, `_time`, values; grouped by key, times ascending."""
         ids, positions = self._all_positions()
-        reader = self._reader()
-        columns = reader.gather(positions)
-        if self.rules.fold is not None and len(ids):
-            first = np.flatnonzero(np.diff(ids, prepend=-1))
-            at = np.arange(len(ids))
-            at[first] = len(ids) + np.arange(len(first))
-            folded = reader.folded(positions[first])
-            columns = [
-                pa.concat_arrays([own, made]).take(pa.array(at))
-                for own, made in zip(columns, folded, strict=True)
-            ]
-        return self._batch(ids, positions, columns)
+        return self._frozen_versions(self._index.stored_keys(), ids, positions, self._reader()).export()
+
+    @property
+    def dirty_share(self) -> float:
+        """How much of it, of 1, has changed since it was last clean."""
+        ids = self._dirty.ids()
+        changed = int((self._index.entries[ids, 1] >> CLASS_BITS).sum()) + len(ids)
+        return changed / (self.versions + self.keys) if self.keys else 0.0
+
+    def delta(self) -> FrozenVersions:
+        """All versions of keys that have changed since it was last clean, and which have none any more."""
+        ids = self._dirty.ids()
+        begin, end = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        every, until = np.empty(0, np.int64), np.full(len(ids), _LARGEST_TIME)
+        total = lookups.ranges(ids, self._index.entries, self._arena.cells, every, until, begin, end)
+        offsets, positions = expanded(begin, end, total)
+        cells = self._arena.cells.take(positions, axis=0)
+        reader = self._reader(cells=cells, heaps={c: heap.copy() for c, heap in self._heaps.items()})
+        keys = self._index.stored_keys()
+        # A key that came again has an entry again.
+        gone = [*(each.take(np.flatnonzero(self._index.find(each) < 0)) for each in self._gone)]
+        gone.append(keys.take(ids[begin == end]))
+        frozen = self._frozen_versions(keys, np.repeat(ids, np.diff(offsets)), np.arange(total), reader)
+        return frozen._replace(gone=gone)
+
+    def clean(self) -> None:
+        """All that there is is saved."""
+        self._dirty.clear()
+        self._gone.clear()
+
+    def _frozen_versions(
+        self, keys: Keys, ids: NDArray[np.int64], positions: NDArray[np.int64], reader: Reader
+    ) -> FrozenVersions:
+        return FrozenVersions(self.schema, keys, ids, positions, reader, self.rules.fold is not None)
 
     def copy(self) -> VersionedSlice:
         """A frozen copy: the mutable arrays are copied, the append-only ones shared. It refuses inserts."""
@@ -399,6 +432,7 @@ class VersionedSlice:
         self._index.validate()
         self._arena.validate(self._index.entries, self.rules.update.replaces)
         assert self._arena.cells.shape[1] == self._layout.width + self._masked
+        assert not self._dirty.flags[self.keys :].any(), "what is dirty is there"
         if self._heaps:
             assert len({heap.rows for heap in self._heaps.values()}) == 1
             _, positions = self._all_positions()
@@ -414,9 +448,16 @@ class VersionedSlice:
         if len(other) != len(keys):
             raise BadMessage(f"{len(keys)} keys and {len(other)} times")
 
-    def _reader(self, budget: Budget = UNLIMITED) -> Reader:
+    def _reader(
+        self,
+        budget: Budget = UNLIMITED,
+        cells: NDArray[np.int64] | None = None,
+        heaps: Mapping[int, Heap] | None = None,
+    ) -> Reader:
+        """Of what is there, or of what was copied."""
         mask = self._layout.width if self._masked else -1
-        return Reader(self._layout, len(self.schema), self._arena.cells, mask, self._heaps, budget)
+        cells, heaps = self._arena.cells if cells is None else cells, self._heaps if heaps is None else heaps
+        return Reader(self._layout, len(self.schema), cells, mask, heaps, budget)
 
     def _part(self, ids: NDArray[np.int64], rules: Ruleset) -> VersionedSlice:
         """A slice of just these entries, with what was folded: no rule runs."""

@@ -7,7 +7,7 @@ calls, or let a crash point end everything and open the pond again on what the f
 from __future__ import annotations
 
 from millpond.client.client import Client
-from millpond.container.holdings.base import Means, NoCode
+from millpond.container.holdings.base import Bounds, Means, NoCode
 from millpond.container.service import ContainerService
 from millpond.coordinator.hosting import Host
 from millpond.coordinator.service import CoordinatorService
@@ -17,6 +17,9 @@ from millpond.pond.pond import Pond
 from millpond.runtime import Serial
 from millpond.wire.base import Term
 from millpond.wire.connection import LocalConnection
+
+# So small that a few rows and checkpoints come to deltas, and to merges of both kinds.
+BOUNDS = Bounds(deltas=1, deltas_share=0.9, deltas_bytes=0, delta_share=0.9)
 
 
 class LocalHosting:
@@ -78,7 +81,8 @@ class LocalPond(Pond):
         self, files: Files, root: str = "/pond", containers: int = 1, slices: int = 4, trust: str = "all"
     ) -> None:
         only_reads = trust == "data"
-        self.hosting = LocalHosting(files, root, Means(limits=NoCode()) if only_reads else None)
+        means = Means(limits=NoCode(), bounds=BOUNDS) if only_reads else Means(bounds=BOUNDS)
+        self.hosting = LocalHosting(files, root, means)
         runtime = Serial()
         self.coordinator = CoordinatorService(files, root, self.hosting.dial, runtime, only_reads=only_reads)
         self.coordinator.start(self.hosting, containers, slices)

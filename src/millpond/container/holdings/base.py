@@ -94,8 +94,23 @@ class NoCode:
         pass
 
 
+class Bounds(NamedTuple):
+    """How far the files of slices may grow before they are made fewer or smaller. A share is of what a base takes."""
+
+    log_bytes: int = 64 << 20
+    log_records: int = 512
+    deltas: int = 16
+    """Files of a slice behind its base, before they become one."""
+    deltas_share: float = 0.5
+    """What these may take before they become part of the base."""
+    deltas_bytes: int = 64 << 10
+    """What they may take in any case."""
+    delta_share: float = 0.5
+    """What of a slice may have changed before it is written whole."""
+
+
 class Means(NamedTuple):
-    """What a container works with: threads for slices, limits on user code, locks, and memory for what it holds."""
+    """What a container works with: threads for slices, limits on user code, locks, memory for what it holds, files' bounds."""
 
     run: Runner = Serially()
     limits: Limits = Unlimited()
@@ -103,6 +118,8 @@ class Means(NamedTuple):
     memory: int = 16 << 30
     memory_max: int = 0
     """What the process may take altogether; 0 where nothing limits it."""
+
+    bounds: Bounds = Bounds()
 
     @property
     def threads(self) -> int:
@@ -156,8 +173,21 @@ class Record(NamedTuple):
         return self._replace(parts=[part.cut(slices) for part in self.parts])
 
 
+class Frozen(Protocol):
+    """What does not change any more while it is written."""
+
+    def export(self) -> pa.RecordBatch: ...
+
+
 class Store(Protocol):
-    """What a slice holds, as far as checkpoints go."""
+    """What a slice holds, as far as checkpoints go. It knows what has changed since it was last `clean`."""
+
+    @property
+    def dirty_share(self) -> float:
+        """How much of it has changed, of 1."""
+
+    def clean(self) -> None:
+        """All that there is is saved. Of what an undecided epoch has done, nothing counts as a change yet."""
 
     def copy(self) -> Any: ...
 
@@ -174,6 +204,19 @@ class Revert(Protocol):
     def __call__(self, store: Any) -> None: ...
 
 
+class Saved(NamedTuple):
+    """The files that hold a slice: its base, and deltas in their order; with their bytes."""
+
+    base: str
+    base_bytes: int
+    deltas: tuple[str, ...] = ()
+    delta_bytes: int = 0
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.base, *self.deltas)
+
+
 _S = TypeVar("_S", bound=Store)
 _T = TypeVar("_T")
 
@@ -181,21 +224,12 @@ _T = TypeVar("_T")
 class HeldSlice(Generic[_S]):
     """One slice of one resident. `vector` is `{writer: newest turn applied here}`.
 
-    `undecided` takes back the epoch that has run here and is not decided. While `torn` is set, an epoch is being
-    applied, or was and failed half-way: whoever takes the lock and finds it set must not look further.
+    `saved` are the files that hold it, but for what made it `dirty`; what they hold does not count where it must be
+    written `anew`. `undecided` takes back the epoch that has run here and is not decided. While `torn` is set, an epoch
+    is being applied, or was and failed half-way: whoever takes the lock and finds it set must not look further.
     """
 
-    __slots__ = (
-        "dirty",
-        "load",
-        "lock",
-        "snapshot",
-        "snapshot_bytes",
-        "store",
-        "torn",
-        "undecided",
-        "vector",
-    )
+    __slots__ = ("anew", "dirty", "load", "lock", "saved", "store", "torn", "undecided", "vector")
 
     def __init__(self, store: _S, lock: Lock) -> None:
         self.store: _S = store
@@ -203,8 +237,8 @@ class HeldSlice(Generic[_S]):
         self.load = Load()
         self.vector: dict[str, Turn] = {}
         self.dirty = False
-        self.snapshot: str | None = None
-        self.snapshot_bytes = 0
+        self.saved: Saved | None = None
+        self.anew = False
         self.torn = False
         self.undecided: Revert | None = None
 
@@ -232,6 +266,10 @@ class HeldSlice(Generic[_S]):
         if self.undecided is not None:
             self.undecided(copy)
         return copy
+
+    def write_anew(self) -> None:
+        """No file that there is holds what a delta would go on from."""
+        self.dirty = self.anew = True
 
 
 class Size(NamedTuple):
@@ -358,6 +396,14 @@ class Holding(ABC, Generic[_S]):
         return any(of_batch[number] for of_batch in counts)
 
     @abstractmethod
+    def delta(self, held: HeldSlice[_S]) -> Frozen:
+        """What has changed in a slice since it was last clean, as far as it is decided. The caller holds its lock."""
+
+    @abstractmethod
+    def merged(self, files: Sequence[pa.RecordBatch], whole: bool) -> pa.RecordBatch:
+        """What files of a slice hold together, oldest first: a base and deltas if `whole`, else deltas, and then one."""
+
+    @abstractmethod
     def columns_of(self, names: Sequence[str], work: Any) -> pa.Schema:
         """The columns of an epoch's rows that have these names."""
 
@@ -399,11 +445,6 @@ class Holding(ABC, Generic[_S]):
     def sweep(self, number: SliceId, budget: int) -> bool:
         """A bounded piece of upkeep of a slice. True when there is nothing left to do."""
         return True
-
-    @property
-    def outputs_bytes(self) -> int:
-        """What checkpoints write whether or not it changed."""
-        return 0
 
     def size(self, held: HeldSlice[_S]) -> Size:
         """What a slice takes; as of the last `figures`, where that is not known at any time."""

@@ -30,6 +30,7 @@ from millpond.container.holdings.base import (
     Size,
 )
 from millpond.container.holdings.due import Delayed, apart, check_room, due_events
+from millpond.container.holdings.group_files import GroupDelta, merged_group
 from millpond.container.holdings.group_store import GroupStore
 from millpond.container.room import ROOM_SHARE
 from millpond.errors import (
@@ -50,6 +51,7 @@ from millpond.stores.scratch import Scratch
 from millpond.stores.strings import Strings
 from millpond.stores.tables import TableStore
 from millpond.stores.threads import timed_sections
+from millpond.stores.undo import Undo
 from millpond.txn import NotPutBack, TransactionSet, Watch, load_transactions
 from millpond.wire.base import Done, Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
@@ -62,6 +64,15 @@ REPORT_WAIT_S = 0.2
 OUTPUT_ROWS_MIN = 1 << 14
 
 
+class Undone(NamedTuple):
+    """Takes back what an epoch has done to the tables."""
+
+    undo: Undo
+
+    def __call__(self, store: GroupStore) -> None:
+        self.undo.put_back(store.tables)
+
+
 class Ran(NamedTuple):
     """What the events of an epoch gave, and how to take it back. `delayed` are those that wait after it, by writer."""
 
@@ -70,7 +81,7 @@ class Ran(NamedTuple):
     late: int
     aborted: int
     figures: dict[str, Any]
-    undo: Revert
+    undo: Undone
 
 
 class GroupHolding(Holding[GroupStore]):
@@ -137,7 +148,9 @@ class GroupHolding(Holding[GroupStore]):
         assert isinstance(resident.spec, GroupSpec)
         for held in list(self.slices.values()):
             with held.lock:
-                held.store.set_tables(resident.spec.tables)
+                if held.store.set_tables(resident.spec.tables):
+                    # Another of that name must not find its rows.
+                    held.anew = True
                 held.dirty = True
         self.resident = resident
 
@@ -147,6 +160,13 @@ class GroupHolding(Holding[GroupStore]):
             kind == "table" and name not in self._group.tables
             for kind, name in zip(kinds, names, strict=True)
         )
+
+    def delta(self, held: HeldSlice[GroupStore]) -> GroupDelta:
+        assert held.undecided is None or isinstance(held.undecided, Undone)
+        return held.store.delta(None if held.undecided is None else held.undecided.undo)
+
+    def merged(self, files: Sequence[pa.RecordBatch], whole: bool) -> pa.RecordBatch:
+        return merged_group(files, self._group.tables, whole)
 
     def concerns(self, counts: Sequence[Sequence[int]], number: SliceId) -> bool:
         """An epoch without events has outputs, too."""
@@ -239,8 +259,7 @@ class GroupHolding(Holding[GroupStore]):
 
     def _keep(self, record: Record, ran: Ran, held: HeldSlice[GroupStore]) -> None:
         with held.changing(record.writer, record.turn):
-            held.store.outputs.keep(record.writer, record.turn, ran.outputs)
-            held.store.delayed = ran.delayed
+            held.store.keep(record.writer, record.turn, ran.outputs, ran.delayed, ran.undo.undo)
             held.dirty = True
 
     def _check_room(self, after: Delayed, before: Delayed) -> None:
@@ -284,14 +303,13 @@ class GroupHolding(Holding[GroupStore]):
         outcome = functions.execute(arranged, store.tables, self.means.threads, watch=watch)
         outcomes = outcome.outputs.drop_columns(["event"])
         aborted = len(outcomes) - outcomes["reason"].null_count
-        undo = outcome.undo
         return Ran(
             due.outputs(outcomes),
             delayed,
             due.late,
             aborted,
             outcome.figures,
-            lambda store: undo.put_back(store.tables),
+            Undone(outcome.undo),
         )
 
     def _count(self, ran: Ran) -> None:
@@ -309,10 +327,7 @@ class GroupHolding(Holding[GroupStore]):
         super().forget(writers)
         for held in list(self.slices.values()):
             with held.lock:
-                for writer in writers:
-                    held.store.outputs.forget(writer)
-                delayed = held.store.delayed
-                held.store.delayed = {w: rows for w, rows in delayed.items() if w not in writers}
+                held.store.forget(writers)
 
     # Questions
 
@@ -370,15 +385,10 @@ class GroupHolding(Holding[GroupStore]):
                 held.lock.release()
         return True
 
-    @property
-    def outputs_bytes(self) -> int:
-        stores = [held.store for held in list(self.slices.values())]
-        waiting = sum(rows.nbytes for store in stores for rows in store.delayed.values())
-        return waiting + sum(store.outputs.nbytes for store in stores)
-
     def size(self, held: HeldSlice[GroupStore]) -> Size:
         tables = list(self._sizes.values())
-        nbytes = sum(table["bytes"] for table in tables) + self.outputs_bytes
+        waiting = sum(rows.nbytes for rows in held.store.delayed.values())
+        nbytes = sum(table["bytes"] for table in tables) + waiting + held.store.outputs.nbytes
         return Size(nbytes, sum(table["keys"] for table in tables))
 
     def figures(self) -> dict[str, Any]:

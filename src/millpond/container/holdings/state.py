@@ -18,6 +18,7 @@ from millpond.container.holdings.keyed import KeyedHolding, Portion
 from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch, Unavailable, not_trusted
 from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
 from millpond.stores.budget import UNLIMITED, Budget
+from millpond.stores.deltas import FrozenVersions, merged_versions
 from millpond.stores.keys import Keys
 from millpond.stores.outputs import in_batches
 from millpond.stores.readiness import check_not_below, lowest_asked
@@ -96,6 +97,12 @@ class StateHolding(KeyedHolding[VersionedSlice]):
         if self.rules.compact.name == "keep_all" or keep_from == -math.inf:
             return None
         return int(min(max(keep_from, TIME_MIN), TIME_MAX))
+
+    def delta(self, held: HeldSlice[VersionedSlice]) -> FrozenVersions:
+        return held.store.delta()
+
+    def merged(self, files: Sequence[pa.RecordBatch], whole: bool) -> pa.RecordBatch:
+        return merged_versions(files, whole)
 
     def columns_of(self, names: Sequence[str], work: RowsWork) -> pa.Schema:
         return self._shape.sequenced_rows if SEQ in names else self._shape.rows

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from millpond.client.client import Client
-from millpond.container.holdings.base import Means
+from millpond.container.holdings.base import Bounds, Means
 from millpond.container.service import ContainerService
 from millpond.coordinator.hosting import Host
 from millpond.coordinator.service import CoordinatorService
@@ -50,6 +50,8 @@ BEAT_S = 0.5
 ZOMBIES, ZOMBIE_S = 0.5, 60.0
 UNSEEN = 0.5
 """Of applications, so many do not see the pond's root."""
+BOUNDS = Bounds(log_records=64, deltas=1, deltas_share=2.0, deltas_bytes=0, delta_share=1.0)
+"""So small that a few rows come to deltas, and these to merges of both kinds."""
 
 
 def is_weather(error: Exception) -> bool:
@@ -91,7 +93,8 @@ class SimHosting:
         def serve() -> None:
             process.runtime.sleep(sim.faults.duration(BOOT_S))
             dial = sim.network.dialer(process)
-            service = ContainerService(sim.disk.files(process), ROOT, Means(), process.runtime, dial)
+            means = Means(bounds=BOUNDS)
+            service = ContainerService(sim.disk.files(process), ROOT, means, process.runtime, dial)
             self.services[container] = service
             sim.network.serve(process, service, process.name)
             process.runtime.spawn(lambda: self._maintain(process, service), "upkeep")
