@@ -185,7 +185,7 @@ class Backups:
         """They are held no more. What they rest on stays while it is among the directories that are `needed`."""
         with self.checkpoints.lock:
             self.core.release(slices)
-            self.checkpoints.release(set(slices), gone=self.log.directory not in needed, remove=True)
+            self.checkpoints.release(set(slices), gone=self.log.directory not in needed)
 
     def let_go(self, needed: Collection[str]) -> None:
         """What slices rested on that are not held any more goes, once nobody needs it."""

@@ -28,7 +28,6 @@ from millpond.container.layout import (
     snapshot_directory,
     snapshot_name,
     snapshot_path,
-    term_of_snapshot,
     write_manifest,
     write_snapshot,
 )
@@ -110,25 +109,16 @@ class Checkpoints:
         self._unconfirmed.difference_update(slices)
         self._many = True
 
-    def release(self, slices: Collection[SliceId], gone: bool, *, remove: bool = False) -> None:
+    def release(self, slices: Collection[SliceId], gone: bool) -> None:
         """The manifest goes on telling what they rest on, until nobody needs it: the journal says who has them.
 
-        Once they are `gone`, it does not. `remove` those files, too, that this incarnation has written for them.
+        Files stay where they are: whoever adopted a slice may rest on them. They go when this incarnation has ended.
         """
         self._unconfirmed.difference_update(slices)
         left = {number: ground for number, ground in self.grounds.items() if number not in slices}
         if gone and len(left) < len(self.grounds):
-            files = [
-                self._path(resident_id, file)
-                for number in set(self.grounds) - set(left)
-                for resident_id in self.grounds[number].snapshots
-                for file in self.grounds[number].files_of(resident_id)
-                if term_of_snapshot(file) == self._core.term
-            ]
             self._write_manifest(left)
             self._truncate()
-            for path in files if remove else ():
-                self._files.remove(path)
 
     def make_room(self, resident_id: ResidentId) -> None:
         """There is a resident of which snapshots may come."""

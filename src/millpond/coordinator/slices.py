@@ -207,13 +207,13 @@ class Slices:
                 self._drive(move)
                 if move.error is not None and move.astray:
                     raise move.error
-        for switch in list(self._switches):
-            switch.go_home()
-            while effects := switch.effects():
-                for event in self._runtime.map(partial(self._switch, switch), effects):
-                    switch.on(event)
-            if not switch.astray:
-                self._switches.remove(switch)
+            for switch in list(self._switches):
+                switch.go_home()
+                while effects := switch.effects():
+                    for event in self._runtime.map(partial(self._switch, switch), effects):
+                        switch.on(event)
+                if not switch.astray:
+                    self._switches.remove(switch)
 
     def _drive(self, move: Move) -> None:
         while effects := move.effects():
