@@ -179,6 +179,15 @@ class BackupCore(Core):
             ]
             return len(waiting), sum(kept.nbytes for kept in waiting)
 
+    def unsettled(self) -> list[ResidentId]:
+        """Residents of which decided records are still to be applied."""
+        with self._lock:
+            return [
+                holding.resident.id
+                for name, holding in self.holdings.items()
+                if any(kept.decided and kept.left for kept in self._kept.get(name, ()))
+            ]
+
     @property
     def kept_bytes(self) -> int:
         with self._lock:

@@ -20,7 +20,7 @@ from millpond.errors import BackupLost, BadMessage, UnknownResident
 from millpond.runtime import Locks, Runtime
 from millpond.stores.outputs import in_batches
 from millpond.wire.backups import BackUp, Copy, ReadHeld
-from millpond.wire.base import SliceId, Turn
+from millpond.wire.base import ResidentId, SliceId, Turn
 from millpond.wire.connection import Connection, Dialer, SlicedBatch
 
 _VECTOR = b"vector"
@@ -77,6 +77,16 @@ class Backups:
                     return
                 self.core.applied(kept, slices)
 
+    def settle(self, decided: Mapping[str, Decided]) -> None:
+        """So much was decided: it is applied here, too."""
+        for resident, turns in decided.items():
+            self.core.settle(resident, turns)
+            self.catch_up(resident)
+
+    def unsettled(self) -> list[ResidentId]:
+        """Residents of which records are here that are neither applied nor void."""
+        return self.core.unsettled()
+
     def maintain(self) -> bool:
         """One piece of upkeep; True when there was nothing to do."""
         idle = True
@@ -93,9 +103,9 @@ class Backups:
         with self.checkpoints.lock:
             new = set(slices) - self.core.owned
             self.log.make_room()
-            self.core.enlist(new)
             self.checkpoints.add({number: Ground() for number in sorted(new)})
             self.checkpoints.confirm(new)
+            self.core.enlist(new)
 
     def copy(self, message: Copy) -> None:
         """Takes what there was before from the container that serves the slices."""
@@ -181,18 +191,11 @@ class Backups:
         self.checkpoints.add(grounds)
         self.core.take_in(slices)
 
-    def dismiss(self, slices: Collection[SliceId], needed: Collection[str]) -> None:
-        """They are held no more. What they rest on stays while it is among the directories that are `needed`."""
+    def dismiss(self, slices: Collection[SliceId]) -> None:
+        """They are held no more. What they rested on stays until nobody needs it."""
         with self.checkpoints.lock:
             self.core.release(slices)
-            self.checkpoints.release(set(slices), gone=self.log.directory not in needed)
-
-    def let_go(self, needed: Collection[str]) -> None:
-        """What slices rested on that are not held any more goes, once nobody needs it."""
-        with self.checkpoints.lock:
-            gone = set(self.checkpoints.grounds) - self.core.owned
-            if gone and self.log.directory not in needed:
-                self.checkpoints.release(gone, gone=True)
+            self.checkpoints.release(set(slices), gone=False)
 
     def _not_whole(self, what: str) -> BackupLost:
         return BackupLost(

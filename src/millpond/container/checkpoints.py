@@ -87,6 +87,8 @@ class Checkpoints:
         self._unconfirmed: set[SliceId] = set()
         # Snapshots that no manifest names, once the next one is written.
         self._replaced: list[str] = []
+        # What slices rested on here before they went and came back otherwise: others may still rest on it.
+        self._former: list[Ground] = []
 
     # Slices and residents that come and go. The caller holds the lock.
 
@@ -101,7 +103,9 @@ class Checkpoints:
             )
             for number, ground in grounds.items()
         }
+        former = [self.grounds[number] for number in new if number in self.grounds]
         self._write_manifest({**self.grounds, **new})
+        self._former += former
         self._unconfirmed |= set(new)
 
     def confirm(self, slices: Collection[SliceId]) -> None:
@@ -119,6 +123,12 @@ class Checkpoints:
         if gone and len(left) < len(self.grounds):
             self._write_manifest(left)
             self._truncate()
+
+    def let_go(self) -> None:
+        """Nobody rests on anything here but the slices that are here."""
+        self._former.clear()
+        self.release(set(self.grounds) - self._core.owned, gone=True)
+        self._truncate()
 
     def make_room(self, resident_id: ResidentId) -> None:
         """There is a resident of which snapshots may come."""
@@ -142,7 +152,10 @@ class Checkpoints:
 
     def files(self, resident_id: ResidentId) -> set[str]:
         """The snapshots of a resident that slices here rest on."""
-        return {file for ground in list(self.grounds.values()) for file in ground.files_of(resident_id)}
+        return {file for ground in self._every() for file in ground.files_of(resident_id)}
+
+    def _every(self) -> list[Ground]:
+        return [*self.grounds.values(), *self._former]
 
     # What slices rest on
 
@@ -215,7 +228,7 @@ class Checkpoints:
         # A slice that went meanwhile may still rest on what was to be replaced.
         named = {
             self._path(resident_id, file)
-            for ground in self.grounds.values()
+            for ground in self._every()
             for resident_id in ground.snapshots
             for file in ground.files_of(resident_id)
         }
@@ -403,7 +416,7 @@ class Checkpoints:
         """Removes log records that no slice rests on: neither one that is here, nor one that went."""
         afters = [
             span.after
-            for ground in self.grounds.values()
+            for ground in self._every()
             for span in ground.spans
             if span.directory == self._log.directory
         ]

@@ -55,6 +55,7 @@ from millpond.wire.house import (
     ContainerStatus,
     DropResident,
     ForgetWriters,
+    LetGo,
     ListSnapshots,
     Ping,
     Pulse,
@@ -128,7 +129,8 @@ class ContainerService:
                     reach("apply.before")
                     self.core.apply(message)
                     reach("apply.after")
-            case Checkpoint():
+            case Checkpoint(decided):
+                self.backups.settle(decided)
                 self.checkpoint()
             case SetThreads(threads):
                 self._means.run.resize(threads)
@@ -139,6 +141,7 @@ class ContainerService:
                 | Adopt()
                 | Confirm()
                 | Release()
+                | LetGo()
                 | Enlist()
                 | Copy()
                 | Promote()
@@ -160,8 +163,10 @@ class ContainerService:
                 self._adopt(message)
             case Confirm(order, slices):
                 self._confirm(order, slices)
-            case Release(order, slices, gone):
-                self._release(order, slices, gone)
+            case Release(order, slices):
+                self._release(order, slices)
+            case LetGo(order, directories):
+                self._let_go(order, directories)
             case Enlist(order, slices):
                 self._check_order(order)
                 self.backups.enlist(slices)
@@ -174,7 +179,7 @@ class ContainerService:
                 self._demote(order, slices)
             case Dismiss(order, slices):
                 self._check_order(order)
-                self.backups.dismiss(slices, self.checkpoints.needs())
+                self.backups.dismiss(slices)
 
     def _learn_of(self, message: Any) -> None:
         """Residents come, go and go on."""
@@ -397,16 +402,24 @@ class ContainerService:
                 raise StageLost("this came too late", container=self.core.container)
             self._order = order
 
-    def _release(self, order: int, slices: list[SliceId], gone: bool) -> None:
+    def _release(self, order: int, slices: list[SliceId]) -> None:
         with self.checkpoints.lock:
             self._check_order(order)
-            if not gone:
-                self.core.release(slices)
-                self.checkpoints.release(set(slices), gone=False)
-                return
-            # Not of one that has come since; and what is held as a backup may rest on it still.
-            left = set(slices) - self.core.owned
-            self.checkpoints.release(left, self.log.directory not in self.backups.checkpoints.needs())
+            self.core.release(slices)
+            self.checkpoints.release(set(slices), gone=False)
+
+    def _let_go(self, order: int, directories: list[str]) -> None:
+        """Of what is here, nobody else rests on what is in these directories."""
+        self._check_order(order)
+        for log, checkpoints in (
+            (self.log, self.checkpoints),
+            (self.backups.log, self.backups.checkpoints),
+        ):
+            with checkpoints.lock:
+                # What changed roles here since rests on it.
+                needed = {*self.checkpoints.needs(), *self.backups.checkpoints.needs()}
+                if log.directory in directories and log.directory not in needed:
+                    checkpoints.let_go()
 
     def _drop(self, name: str, born: int) -> None:
         # An epoch that runs for long holds up nobody's checkpoints.
@@ -511,7 +524,6 @@ class ContainerService:
                 idle &= self._sweep(holding)
         if core.owned and self.checkpoints.is_due():
             self.checkpoints.checkpoint()
-        self._let_go()
         for _, checkpoints in self._both:
             idle &= checkpoints.merge()
         return idle
@@ -519,11 +531,6 @@ class ContainerService:
     def checkpoint(self) -> None:
         for _, checkpoints in self._both:
             checkpoints.checkpoint()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """What slices rested on that changed roles here goes, once they rest on something else."""
-        self.backups.let_go(self.checkpoints.needs())
 
     def _sweep(self, holding: Holding[Any]) -> bool:
         """Compacts a bounded part of a resident's slices. One whose own rule fails is compacted no more, as long as we live."""
@@ -544,12 +551,10 @@ class ContainerService:
     def _report(self) -> ContainerReport:
         _ = self.core
         return ContainerReport(
-            needs=[
-                name
-                for name in {*self.checkpoints.needs(), *self.backups.checkpoints.needs()}
-                if name not in (self.log.directory, self.backups.log.directory)
-            ],
-            behind=self.checkpoints.behind(),
+            needs=sorted({*self.checkpoints.needs(), *self.backups.checkpoints.needs()}),
+            behind=sorted(
+                {*self.checkpoints.behind(), *self.backups.checkpoints.behind(), *self.backups.unsettled()}
+            ),
         )
 
     def _figures(self) -> ContainerFigures:

@@ -139,7 +139,7 @@ class Elasticity:
                     hint=f"slices are 0 to {record.slices - 1}",
                     option="slices",
                 )
-        if to not in self._containers.ids:
+        if to not in self._containers.ids or to in self.leaving:
             known = ", ".join(map(str, self._containers.ids))
             raise BadOption(f"there is no container {to}", hint=f"containers are {known}", option="to")
         by_owner: dict[int, list[SliceId]] = {}
@@ -165,12 +165,23 @@ class Elasticity:
         with self._lock:
             self._cancel(lambda ticket: ids is None or ticket.id in ids)
 
-    def _cancel(self, chosen: Callable[[Ticket], bool]) -> None:
-        for ticket in self._tickets.values():
-            if not ticket.is_over and chosen(ticket):
-                ticket.cancelled = True
-                if ticket.began_s is None:
-                    ticket.stage = "cancelled"
+    def _cancel(self, chosen: Callable[[Ticket], bool]) -> list[Ticket]:
+        cancelled = [ticket for ticket in self._tickets.values() if not ticket.is_over and chosen(ticket)]
+        for ticket in cancelled:
+            ticket.cancelled = True
+            if ticket.began_s is None:
+                ticket.stage = "cancelled"
+        return cancelled
+
+    def _cancelled(self, chosen: Callable[[Ticket], bool]) -> list[Ticket]:
+        with self._lock:
+            return self._cancel(chosen)
+
+    def _await_over(self, tickets: Sequence[Ticket]) -> None:
+        while not all(ticket.is_over for ticket in tickets):
+            if self._closed:
+                raise Unavailable("the pond is closing", address="")
+            self._runtime.sleep(0.02)
 
     def moves(self, ids: Collection[int] | None = None) -> list[MoveInfo]:
         with self._lock:
@@ -269,7 +280,15 @@ class Elasticity:
     def _scale(self, scaling: Scaling) -> None:
         try:
             scaling.what = "starting containers"
-            self._containers.add([number for number in scaling.ids if number not in self._containers.ids])
+            # What was asked for before must not give slices to those that leave.
+            self._await_over(self._cancelled(lambda ticket: ticket.target in scaling.leaving))
+            new = [number for number in scaling.ids if number not in self._containers.ids]
+            try:
+                self._containers.add(new)
+            except MillpondError:
+                for container in new:
+                    self._leave(container)
+                raise
             scaling.what = "moving slices"
             record = self._memory.record
             self._await(self.spread(record, scaling.ids, "scale"))
@@ -295,10 +314,7 @@ class Elasticity:
         return tickets
 
     def _await(self, tickets: Sequence[Ticket]) -> None:
-        while not all(ticket.is_over for ticket in tickets):
-            if self._closed:
-                raise Unavailable("the pond is closing", address="")
-            self._runtime.sleep(0.02)
+        self._await_over(tickets)
         for ticket in tickets:
             if ticket.stage == "failed" and ticket.error is not None:
                 raise ticket.error
@@ -320,6 +336,12 @@ class Elasticity:
                 self._runtime.sleep(0.05)
 
     def _leave(self, container: int) -> None:
+        """Ends a container for good, unless it has slices."""
+        with self._memory.lock:
+            if self._memory.record.slices_of(container):
+                raise Unavailable(f"container {container} has got slices again", address="")
+            # From here on no journal entry gives it any.
+            self._containers.members.leave(container)
         self._containers.remove(container)
 
 

@@ -77,20 +77,14 @@ class Membership:
             self._bring_up(container)
 
     def add(self, ids: Sequence[int]) -> None:
-        """More containers, with no slices yet; raises what hinders one, and then none of them is there."""
+        """More containers, with no slices yet; raises what hinders one."""
         self.members.join(ids)
-        try:
-            self._runtime.map(self._bring_up, list(ids))
-        except BaseException:
-            for container in ids:
-                self.remove(container)
-            raise
+        self._runtime.map(self._bring_up, list(ids))
 
     def remove(self, container: int) -> None:
-        """Ends a container that has no slices any more, for good."""
+        """Ends a container that has left."""
         assert self._hosting is not None
         with self._starting[container]:
-            self.members.leave(container)
             live = self.live.pop(container, None)
             if live is not None:
                 live.connection.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from millpond.container.layout import backup_directory_name
@@ -64,6 +64,8 @@ class Migrations:
         self._backing = backing
         self._placing = placing
         self._replicating = runtime.lock()
+        self._admitting = runtime.lock()
+        self._copies = 0
         self._runtime = runtime
 
     # Copies
@@ -73,15 +75,28 @@ class Migrations:
     ) -> None:
         """On return the container holds a backup of the slices, which the source serves."""
         copying = Copying(source, container, slices)
-        while effects := copying.effects():
-            for effect in effects:
-                if isinstance(effect, copies.Copy):
-                    copying.on(self._copy_in_steps(effect, watch))
-                else:
-                    copying.on(self._copy(effect))
+        with self._admitting:
+            self._copies += 1
+        try:
+            while effects := copying.effects():
+                for effect in effects:
+                    if isinstance(effect, copies.Copy):
+                        copying.on(self._copy_in_steps(effect, watch))
+                    else:
+                        copying.on(self._copy(effect))
+        finally:
+            self._copies -= 1
         if copying.error is not None:
             raise copying.error
         self.copied += len(slices)
+
+    @contextmanager
+    def without_copies(self) -> Iterator[None]:
+        """None is under way, and none begins."""
+        with self._admitting:
+            while self._copies:
+                self._runtime.sleep(LOOK_S)
+            yield
 
     def _copy_in_steps(self, effect: copies.Copy, watch: Watch | None) -> copies.Event:
         """A few slices at a time, so that it can be told how far it is, and be broken off."""

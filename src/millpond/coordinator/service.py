@@ -356,8 +356,9 @@ class CoordinatorService:
     def _forget(self, message: Forget) -> None:
         """Lets go of a name, and of all that is kept for it. What it did stays."""
         name = message.resident
-        # No slice changes hands meanwhile, either: that waits for the resident's epochs.
-        with self._commits.paused([name]):
+        # No slice changes hands meanwhile, either: that waits for the resident's epochs. And none is copied: what a copy has
+        # seen, it tells by writers that are known.
+        with self._migrations.without_copies(), self._commits.paused([name]):
             before = self._record
             catalogue.forget(before, message)
             if message.name is not None or message.table is not None:
@@ -445,7 +446,7 @@ class CoordinatorService:
         self._runtime.map(lambda c: self._containers.ask_patiently(c, message), self._containers.ids)
 
     def _checkpoint_all(self) -> None:
-        self._ask_all(Checkpoint())
+        self._ask_all(Checkpoint(self._record.decided()))
 
     def _checkpoint_and_tidy(self) -> None:
         self._commits.await_all_visible()

@@ -26,8 +26,8 @@ from millpond.durable.files import Files, remove_tree
 from millpond.errors import Unavailable
 from millpond.runtime import Runtime
 from millpond.stores.waiting import WAITING, WaitingRows
-from millpond.wire.base import ResidentId, SliceId, Term
-from millpond.wire.house import ContainerStatus, ListSnapshots, Release
+from millpond.wire.base import ResidentId, Term
+from millpond.wire.house import ContainerStatus, LetGo, ListSnapshots
 from millpond.wire.waiting import TidyWaiting
 
 TIDY_S = 2.0
@@ -77,11 +77,12 @@ class Tidying:
                     self._remove_directory(os.path.join(base, name))
         self._tidy_waiting()
         for container, each in live.items():
-            gone = [SliceId(n) for n, owner in enumerate(record.owners) if owner != container]
-            if directory_name(each.term, container) not in needed and gone:
-                containers.ask(container, Release(self._slices.order(), gone, gone=True))
+            both = (directory_name(each.term, container), backup_directory_name(each.term, container))
+            unneeded = [name for name in both if name not in needed]
+            if unneeded:
+                containers.ask(container, LetGo(self._slices.order(), unneeded))
         self._tidy_snapshots(record, {container: each.term for container, each in live.items()})
-        return not needed and not (set(record.directories) | set(record.backups)) - own
+        return not needed - own and not (set(record.directories) | set(record.backups)) - own
 
     def _tidy_waiting(self) -> None:
         """Removes rows that wait for queries which nobody knows any more."""

@@ -78,17 +78,25 @@ class Confirm(Call[Done], frozen=True, tag=True):
 
 
 class Release(Call[Done], frozen=True, tag=True):
-    """Serve these slices no more. What they rest on stays on disk for whoever adopts them.
-
-    With `gone` nobody does any more: of those that are not served here, it is let go.
-    """
+    """Serve these slices no more. What they rest on stays on disk for whoever adopts them."""
 
     senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
 
     order: Count
     slices: list[SliceId]
-    gone: bool = False
+
+
+class LetGo(Call[Done], frozen=True, tag=True):
+    """Of what lies in these directories of the container, no other one needs anything: what slices rested on that went
+    need not stay.
+    """
+
+    senders: ClassVar[Senders] = COORDINATOR
+    seconds: ClassVar[float] = LONG_CALL_S
+
+    order: Count
+    directories: list[Directory]
 
 
 class AddResident(Call[Done], frozen=True, tag=True):
@@ -135,10 +143,12 @@ class Advance(Call[Done], frozen=True, tag=True):
 
 
 class Checkpoint(Call[Done], frozen=True, tag=True):
-    """Snapshot what is dirty, then truncate the log."""
+    """Snapshot what is dirty, then truncate the log. What is held as a backup hears by `decided` what was."""
 
     senders: ClassVar[Senders] = COORDINATOR
     seconds: ClassVar[float] = LONG_CALL_S
+
+    decided: dict[Name, dict[Writer, Turn]] = msgspec.field(default_factory=dict)
 
 
 class Pulse(Message, frozen=True, tag=True):
