@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -49,7 +49,7 @@ class Checkpoints:
     """What the slices of one `core` rest on, told by the manifest beside its log. With `backup` they are not its own.
 
     `numbers` tell snapshots of one term apart, whoever writes them. `lock` is to be held by whoever changes what slices
-    rest on, and while slices come and go.
+    rest on, and while slices come and go. What others may rest on by now is not `may_remove`'s to let go.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Checkpoints:
         bounds: Bounds | None = None,
         *,
         backup: bool = False,
+        may_remove: Callable[[], bool] = lambda: True,
     ) -> None:
         self.lock = lock
         self.grounds: dict[SliceId, Ground] = {}
@@ -82,6 +83,7 @@ class Checkpoints:
         # Whether there may be files to merge.
         self._many = True
         self._backup = core.container if backup else None
+        self._may_remove = may_remove
         self._base = os.path.join(BACKUPS, log.directory) if backup else SNAPSHOTS
         # Slices that the journal does not give to this incarnation yet, as far as is known here.
         self._unconfirmed: set[SliceId] = set()
@@ -233,7 +235,7 @@ class Checkpoints:
             for file in ground.files_of(resident_id)
         }
         for path in self._replaced:
-            if path not in named:
+            if path not in named and self._may_remove():
                 self._files.remove(path)
         self._replaced.clear()
 
@@ -420,7 +422,8 @@ class Checkpoints:
             for span in ground.spans
             if span.directory == self._log.directory
         ]
-        self._log.truncate(min(afters, default=0))
+        if self._may_remove():
+            self._log.truncate(min(afters, default=0))
 
     def _directory(self, resident_id: ResidentId) -> str:
         return snapshot_directory(self._root, resident_id, self._base)

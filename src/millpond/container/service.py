@@ -273,9 +273,12 @@ class ContainerService:
             self._write_s = self._runtime.now() - started_s
             self._writing_since_s = None
 
+    def _is_leased(self) -> bool:
+        """Who was not asked for long may have been stopped, and its slices be served elsewhere, from the same files."""
+        return self._lease_until_s is None or self._runtime.now() <= self._lease_until_s
+
     def _check_lease(self) -> None:
-        """Who was not asked for long may have been stopped, and its slices be served elsewhere."""
-        if self._lease_until_s is not None and self._runtime.now() > self._lease_until_s:
+        if not self._is_leased():
             raise Unavailable(
                 "the container has not heard of its coordinator for long",
                 hint="try again in a moment",
@@ -319,13 +322,17 @@ class ContainerService:
         lock, numbers = self._runtime.lock, count(1)
         log = Log(self._files, self._root, directory, core, lock())
         bounds = self._means.bounds
-        checkpoints = Checkpoints(self._files, self._root, core, log, lock(), numbers, bounds)
+        checkpoints = Checkpoints(
+            self._files, self._root, core, log, lock(), numbers, bounds, may_remove=self._is_leased
+        )
         held = BackupCore(message.container, message.term, message.pond_slices, self._means)
         held_log = Log(
             self._files, self._root, backup_directory_name(message.term, message.container), held, lock()
         )
         held_checkpoints = Checkpoints(
-            self._files, self._root, held, held_log, lock(), numbers, bounds, backup=True
+            *(self._files, self._root, held, held_log, lock(), numbers, bounds),
+            backup=True,
+            may_remove=self._is_leased,
         )
         for resident in message.residents:
             core.add(resident)
@@ -515,7 +522,7 @@ class ContainerService:
         True when there was nothing to do.
         """
         core = self._core
-        if core is None:
+        if core is None or not self._is_leased():
             return True
         core.expire(self._runtime.now())
         idle = self.backups.maintain()

@@ -337,12 +337,15 @@ class Elasticity:
 
     def _leave(self, container: int) -> None:
         """Ends a container for good, unless it has slices."""
-        with self._memory.lock:
-            if self._memory.record.slices_of(container):
-                raise Unavailable(f"container {container} has got slices again", address="")
-            # From here on no journal entry gives it any.
-            self._containers.members.leave(container)
-        self._containers.remove(container)
+
+        def leave() -> None:
+            with self._memory.lock:
+                if self._memory.record.slices_of(container):
+                    raise Unavailable(f"container {container} has got slices again", address="")
+                # From here on no journal entry gives it any.
+                self._containers.members.leave(container)
+
+        self._containers.remove(container, leave)
 
 
 def load_moves(

@@ -81,10 +81,11 @@ class Membership:
         self.members.join(ids)
         self._runtime.map(self._bring_up, list(ids))
 
-    def remove(self, container: int) -> None:
-        """Ends a container that has left."""
+    def remove(self, container: int, leave: Callable[[], None]) -> None:
+        """Ends a container for good, once it may `leave`; that raises if it may not."""
         assert self._hosting is not None
         with self._starting[container]:
+            leave()
             live = self.live.pop(container, None)
             if live is not None:
                 live.connection.close()
