@@ -522,9 +522,11 @@ class ContainerService:
         True when there was nothing to do.
         """
         core = self._core
-        if core is None or not self._is_leased():
+        if core is None:
             return True
         core.expire(self._runtime.now())
+        if not self._is_leased():
+            return True
         idle = self.backups.maintain()
         for each, _ in self._both:
             for holding in list(each.holdings.values()):
