@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -158,6 +159,12 @@ class Cluster:
                 if running:
                     return str(max(running, key=lambda task: task.attempt()).executorId())
         return ""
+
+    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        """One with which the Java side has a thread of its own, for as long as it runs."""
+        from pyspark import InheritableThread
+
+        return InheritableThread(target=work, name=name, daemon=True)
 
     def run(
         self, task: Callable[[Any], Any], group: str, description: str, wanted: Executor | None, threads: int

@@ -17,7 +17,7 @@ from millpond.errors import BadMessage, BadOption
 from millpond.wire.home import ARRIVED_BYTES_MAX, Arrived, Certificate, Line, Message
 
 PENDING_MAX = 64
-HANDSHAKE_S = 5.0
+HANDSHAKE_S = 10.0
 CLOSE_S = 5.0
 
 
@@ -98,10 +98,10 @@ class Home:
         try:
             with suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(self._accepting)
-            for meeting in self._meetings:
+            meetings = list(self._meetings)
+            for meeting in meetings:
                 meeting.cancel()
-            if self._meetings:
-                self._loop.run_until_complete(asyncio.wait(self._meetings, timeout=CLOSE_S))
+            self._loop.run_until_complete(asyncio.gather(*meetings, return_exceptions=True))
         finally:
             self._loop.close()
 

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from hmac import compare_digest
 from itertools import count
 from typing import Any
@@ -72,6 +73,7 @@ class SparkHosting:
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
         self._places: dict[int, _Place] = {}
+        self._jobs: list[_Job] = []
         self._incarnations = count(1)
         self._stopping = False
         self._stopped = threading.Event()
@@ -121,9 +123,13 @@ class SparkHosting:
     def stop_one(self, container: int) -> None:
         with self._changed:
             place = self._places.pop(container, None)
+            jobs = [] if place is None or place.job is None else [place.job]
         if place is not None:
             self._end(place)
-            self._give_up(place)
+            with self._changed:
+                for line in place.lines:
+                    line.send(Leave())
+            self._await(jobs, CANCEL_S)
 
     def stop(self) -> None:
         with self._changed:
@@ -133,9 +139,7 @@ class SparkHosting:
             for line in [line for place in places for line in place.lines]:
                 line.send(Leave())
         self._stopped.set()
-        deadline = time.monotonic() + STOP_TIMEOUT_S + CANCEL_S
-        for place in places:
-            self._give_up(place, max(0.0, deadline - time.monotonic()))
+        self._await(self._jobs, STOP_TIMEOUT_S + CANCEL_S)
         self._home.close()
         with suppress(OSError):
             os.rmdir(self._grants)
@@ -149,14 +153,14 @@ class SparkHosting:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._stopping or place.lines or place.job is None or place.job.ended,
+                    lambda: self._stopping or place.lines or place.job is None or place.job.is_over,
                     max(0.0, deadline - time.monotonic()),
                 )
                 self._check_open(place.container)
                 if place.lines:
                     return place.lines[0]
                 job = place.job
-                if job is None or job.ended:
+                if job is None or job.is_over:
                     place.job = None
                 elif time.monotonic() >= deadline:
                     place.job = None
@@ -176,8 +180,6 @@ class SparkHosting:
 
     def _submitted(self, place: _Place) -> _Job:
         """Starts a job for the place, in a thread of its own."""
-        from pyspark import InheritableThread
-
         with self._submitting:
             executors = self._cluster.executors()
             with self._changed:
@@ -188,12 +190,9 @@ class SparkHosting:
         private.write_text(job.grant_path, job.grant)
         with self._changed:
             place.job = job
-        InheritableThread(
-            target=self._run_job,
-            args=(place, job, executor),
-            name=f"millpond-job-{place.container}",
-            daemon=True,
-        ).start()
+            self._jobs = [known for known in self._jobs if not known.ended] + [job]
+        work = partial(self._run_job, place, job, executor)
+        self._cluster.thread(work, f"millpond-job-{place.container}").start()
         return job
 
     def _run_job(self, place: _Place, job: _Job, executor: Executor | None) -> None:
@@ -226,22 +225,15 @@ class SparkHosting:
             )
         return None
 
-    def _give_up(self, place: _Place, patience_s: float = CANCEL_S) -> None:
-        """Frees the place's slot."""
+    def _await(self, jobs: list[_Job], patience_s: float) -> None:
+        """Returns when jobs whose tasks were told to leave have ended; one that does not is cancelled."""
         with self._changed:
-            lines, job = list(place.lines), place.job
-        for line in lines:
-            line.send(Leave())
-        if job is None:
-            return
-        with self._changed:
-            ended = self._changed.wait_for(lambda: job.ended, patience_s if lines else 0.0)
-        if not ended:
+            self._changed.wait_for(lambda: all(job.ended or not job.has_come for job in jobs), patience_s)
+            left = [job for job in jobs if not job.ended]
+        for job in left:
             self._cluster.cancel(job.group)
-            with self._changed:
-                self._changed.wait_for(lambda: job.ended, CANCEL_S)
-        with suppress(OSError):
-            os.unlink(job.grant_path)
+        with self._changed:
+            self._changed.wait_for(lambda: all(job.ended for job in left), CANCEL_S)
 
     # Processes
 
@@ -285,10 +277,13 @@ class SparkHosting:
             for place in self._places.values():
                 job = place.job
                 if job is not None and compare_digest(job.grant.encode(), line.arrived.grant.encode()):
-                    if line.arrived.machine == machine():
+                    job.has_come = True
+                    if self._stopping:
+                        line.send(Leave())
+                    elif line.arrived.machine == machine():
                         place.lines.append(line)
                     else:
-                        job.ended, job.error = True, _other_machine(place.container, line.arrived.host)
+                        job.error = _other_machine(place.container, line.arrived.host)
                         line.send(Leave())
                     self._changed.notify_all()
                     return True
@@ -372,10 +367,16 @@ class _Job:
         self.group = f"millpond-container-{container}-{os.path.basename(grant_path)}"
         self.grant = secrets.token_hex(32)
         self.grant_path = grant_path
+        self.has_come = False
         self.ended = False
         self.error: MillpondError | None = None
         self.failure = ""
         self.located = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no attempt of it will do."""
+        return self.ended or self.error is not None
 
 
 class _Place:

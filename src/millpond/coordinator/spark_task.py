@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,7 +21,8 @@ from millpond.coordinator.hosting import EXIT_TIMEOUT_S, STOP_TIMEOUT_S, Child, 
 from millpond.durable import crashpoints
 from millpond.wire.home import Arrived, End, Ended, Greeted, Leave, Line, Start, trusting
 
-DIAL_S = 20.0
+DIAL_S = 15.0
+DIAL_PAUSE_S = 0.5
 POLL_S = 0.02
 WATCH_S = 0.5
 # Of Spark's worker, and nothing to user code in a container.
@@ -77,14 +79,11 @@ class _Keeper:
         self._keeping: asyncio.Task[None] | None = None
 
     async def run(self) -> Outcome:
-        where = (self._task.host, self._task.port)
         try:
-            async with asyncio.timeout(DIAL_S):
-                reader, writer = await asyncio.open_connection(*where, ssl=trusting(self._task.certificate))
+            self._line = await self._dialled()
         except OSError as error:
             why = f"{self._task.host}:{self._task.port}: {error.strerror or 'it does not answer'}"
             return Outcome(NOT_AT_HOME, self._host, why)
-        self._line = Line(reader, writer)
         self._line.send(Arrived(self._grant, self._host, machine(), str(self._parent), os.getpid()))
         watching = asyncio.create_task(self._watch_parent())
         listening = asyncio.create_task(self._listen())
@@ -96,6 +95,20 @@ class _Keeper:
             await self._end()
             self._line.close()
         return Outcome(LET_GO, self._host)
+
+    async def _dialled(self) -> Line:
+        """Home; a driver that has much to do is given its time."""
+        deadline = time.monotonic() + DIAL_S
+        trusted = trusting(self._task.certificate)
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    streams = await asyncio.open_connection(self._task.host, self._task.port, ssl=trusted)
+                return Line(*streams)
+            except OSError:
+                if time.monotonic() + DIAL_PAUSE_S > deadline:
+                    raise
+            await asyncio.sleep(DIAL_PAUSE_S)
 
     async def _watch_parent(self) -> None:
         while os.getppid() == self._parent:
@@ -124,19 +137,19 @@ class _Keeper:
         except OSError as error:
             self._line.send(Ended(start.incarnation, f"did not start on {self._host}: {error}"))
             return
+        # The process has the other end of its line for as long as it runs.
+        from_child, to_child = await asyncio.open_connection(sock=child.line)
         try:
-            # The process has the other end of its line for as long as it runs.
-            hello, to_child = await asyncio.open_connection(sock=child.line)
             to_child.write(start.settings)
-            said = await hello.readline()
-            if said:
-                self._line.send(Greeted(start.incarnation, child.process.pid, said))
+            hello = await from_child.readline()
+            if hello:
+                self._line.send(Greeted(start.incarnation, child.process.pid, hello))
             with suppress(OSError):
-                await hello.read()
+                await from_child.read()
         finally:
             await _ended(child, EXIT_TIMEOUT_S)
+            to_child.close()
             self._child = None
-            child.line.close()
             asked = self._asked_to_end == start.incarnation
             words = "was ended by its pond" if asked else child.last_words()
             self._line.send(Ended(start.incarnation, words))
