@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ COMMON = {
     "spark.sql.shuffle.partitions": "2",
     "spark.task.maxFailures": "2",
 }
-# A second attempt beside every task that runs for a second.
+# A second attempt beside every task that runs for a second; Spark starts those on other hosts only.
 SPECULATING = {
     "spark.speculation": "true",
     "spark.speculation.interval": "500ms",
@@ -91,17 +92,28 @@ def kill(pid: int, number: int = signal.SIGKILL) -> Callable[[], None]:
     return lambda: os.kill(pid, number)
 
 
+def at_a_time(session: SparkSession) -> int:
+    """How many tasks of a query run at the same time."""
+
+    def nap(_: int) -> list[tuple[float, int]]:
+        started = time.time()
+        time.sleep(2)
+        return [(started, 1), (time.time(), -1)]
+
+    events = session.sparkContext.parallelize(range(20), 20).flatMap(nap).collect()
+    return max(accumulate(change for _, change in sorted(events)))
+
+
 def on_local_cluster(session: SparkSession, watched: Watched) -> dict[str, Any]:
-    """Speculation is on."""
+    """Speculation is on. Containers take two cores each, of ten."""
     told: dict[str, Any] = {}
+    told["at_a_time"] = at_a_time(session)
     told["executors"] = [watched.executor(container) for container in (0, 1)]
     told["checks"] = [check.__name__ for check in CHECKS if check(watched.pond) is None]
     told["deaths"] = [watched.back_after(kill(watched.pid(0))) for _ in range(6)]
     told["workers"] = [
         watched.back_after(lambda: os.kill(watched.worker(0), signal.SIGKILL)) for _ in range(2)
     ]
-    place = watched.hosting._places[0]
-    told["twins_s"] = wait_until(lambda: len(place.lines) == 2, PATIENCE_S)
     told["executor"] = watched.back_after(lambda: os.kill(watched.executor(0), signal.SIGKILL))
     with counts(watched.pond) as (state, feed, _):
         feed(0)
@@ -148,7 +160,8 @@ def main(where: Path, master: str) -> None:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
-    pond = mp.open(where / "pond", spark=session, hosting="spark", containers=2)
+    threads = 2 if local else None
+    pond = mp.open(where / "pond", spark=session, hosting="spark", containers=2, threads=threads)
     watched = Watched(pond)
     told = on_local_cluster(session, watched) if local else on_master(session, watched)
     grants = [path.read_text() for path in (where / "pond" / "grants").iterdir()]
@@ -157,13 +170,15 @@ def main(where: Path, master: str) -> None:
     told["secrets"] = sum(grant in log or "PRIVATE KEY" in log for grant in grants for log in logs)
     pids = [watched.pid(container) for container in (0, 1)]
     pids += [watched.worker(container) for container in (0, 1)]
+    if not local:
+        session.stop()  # before the pond, which need not wait for anybody then
+        started = time.monotonic()
+        pond.close()
+        told["close_s"] = time.monotonic() - started
     sys.stdout.write(f"{json.dumps({'pids': pids, **told})}\n")
     sys.stdout.flush()
-    if not local:
-        pond.close()
-        session.stop()
-        return
-    time.sleep(600)  # until it is killed
+    if local:
+        time.sleep(600)  # until it is killed
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def told_by(driver: subprocess.Popen[str], errors: Path) -> dict[str, Any]:
 
 def test_on_a_local_cluster_with_speculation(tmp_path: Path) -> None:
     errors = tmp_path / "errors"
-    command = [sys.executable, str(JOB), str(tmp_path / "job"), "local-cluster[2,4,1024]"]
+    command = [sys.executable, str(JOB), str(tmp_path / "job"), "local-cluster[2,5,1024]"]
     with (
         errors.open("w") as file,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True) as driver,
@@ -39,6 +39,7 @@ def test_on_a_local_cluster_with_speculation(tmp_path: Path) -> None:
             driver.kill()
     assert told["checks"] == NAMES
     assert len(set(told["executors"])) == 2, "they are spread"
+    assert told["at_a_time"] <= 6, "two containers take two cores each, of ten"
     assert all("SIGKILL" in death["words"] for death in told["deaths"])
     assert len(told["deaths"]) == 6
     for lost in (*told["workers"], told["executor"]):
@@ -76,4 +77,5 @@ def test_on_a_master_with_executors_that_come_and_go(tmp_path: Path, monkeypatch
     assert told["answers"]
     assert told["executor"]["gone_s"] < GONE_S_MAX
     assert told["secrets"] == 0
+    assert told["close_s"] < 15
     assert all(map(is_gone, told["pids"]))

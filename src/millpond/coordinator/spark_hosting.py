@@ -10,6 +10,7 @@ container waits: if it ended, Spark would end the other one, too.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 import time
@@ -203,7 +204,7 @@ class SparkHosting:
             result: Any = self._cluster.run(task, job.group, description, executor, self._threads)
             error = self._error_of(place.container, Outcome(*result))
         except Exception as failure:  # noqa: BLE001 - Spark has many, and a cancelled job is one of them
-            job.failure = _first_line(failure)
+            job.failure = f"its Spark task failed: {_reason(failure)}"
         with suppress(OSError):
             os.unlink(job.grant_path)
         with self._changed:
@@ -428,5 +429,9 @@ def _other_machine(container: int, host: str) -> MillpondError:
     )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def _reason(failure: Exception) -> str:
+    """What a job ended with, out of the pages that Spark makes of it."""
+    text = str(failure)
+    lines = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception): .*)", text, re.MULTILINE)
+    told = [line for line in lines if not line.startswith(("Py4J", "SparkException", "PythonException"))]
+    return str((told or lines or [text.partition("\n")[0]])[0]).strip()
