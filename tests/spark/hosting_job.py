@@ -23,6 +23,8 @@ import millpond as mp
 
 PATIENCE_S = 60.0
 COMMON = {
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -154,20 +156,13 @@ def main(where: Path, master: str) -> None:
         builder = builder.config(key, value)
     events = where / "events"
     events.mkdir()
-    session = (
-        builder.config("spark.eventLog.enabled", "true")
-        .config("spark.eventLog.dir", events.as_uri())
-        .getOrCreate()
-    )
+    session = builder.config("spark.eventLog.dir", events.as_uri()).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     threads = 2 if local else None
     pond = mp.open(where / "pond", spark=session, hosting="spark", containers=2, threads=threads)
     watched = Watched(pond)
     told = on_local_cluster(session, watched) if local else on_master(session, watched)
     grants = [path.read_text() for path in (where / "pond" / "grants").iterdir()]
-    logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
-    told["logs"] = len(logs)
-    told["secrets"] = sum(grant in log or "PRIVATE KEY" in log for grant in grants for log in logs)
     pids = [watched.pid(container) for container in (0, 1)]
     pids += [watched.worker(container) for container in (0, 1)]
     if not local:
@@ -175,6 +170,9 @@ def main(where: Path, master: str) -> None:
         started = time.monotonic()
         pond.close()
         told["close_s"] = time.monotonic() - started
+    logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
+    told["logged"] = sum("millpond-container-0" in log for log in logs)
+    told["secrets"] = sum(grant in log or "PRIVATE KEY" in log for grant in grants for log in logs)
     sys.stdout.write(f"{json.dumps({'pids': pids, **told})}\n")
     sys.stdout.flush()
     if local:
