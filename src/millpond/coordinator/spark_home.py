@@ -124,22 +124,23 @@ class Home:
             meeting.add_done_callback(self._meetings.discard)
 
     async def _meet(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                task = await self._admitted(connection)
-            finally:
-                self._strangers -= 1
-            if task is None:
-                return
-            line, visitor = task
-            try:
-                async for message in line.messages():
-                    self._visits.said(visitor, message)
-            finally:
-                line.close()
-                self._visits.lost(visitor)
+        # From here on, the connection is its transport's to close.
+        try:
+            task = await self._admitted(connection)
+        finally:
+            self._strangers -= 1
+        if task is None:
+            return
+        line, visitor = task
+        try:
+            async for message in line.messages():
+                self._visits.said(visitor, message)
+        finally:
+            line.close()
+            self._visits.lost(visitor)
 
     async def _admitted(self, connection: socket.socket) -> tuple[Line, TaskLine] | None:
+        line = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 reader = asyncio.StreamReader(limit=ARRIVED_BYTES_MAX)
@@ -152,11 +153,12 @@ class Home:
                 )
                 line = Line(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop))
                 first = await line.receive(ARRIVED_BYTES_MAX)
+            if isinstance(first, Arrived):
+                visitor = TaskLine(self._loop, line, first)
+                if self._visits.arrived(visitor):
+                    return line, visitor
         except (OSError, BadMessage):
-            return None
-        if isinstance(first, Arrived):
-            visitor = TaskLine(self._loop, line, first)
-            if self._visits.arrived(visitor):
-                return line, visitor
-        line.close()
+            pass
+        if line is not None:
+            line.abort()
         return None

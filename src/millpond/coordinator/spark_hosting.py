@@ -93,7 +93,6 @@ class SparkHosting:
         self._end(place)
         line = self._awaited_line(place)
         with self._changed:
-            self._check_open(container)
             incarnation = place.run_on(line, next(self._incarnations))
             line.send(self._order(container, incarnation))
             answered = self._changed.wait_for(lambda: place.hello or not place.runs, START_TIMEOUT_S)
@@ -123,24 +122,26 @@ class SparkHosting:
 
     def stop_one(self, container: int) -> None:
         with self._changed:
-            place = self._places.pop(container, None)
-            jobs = [] if place is None or place.job is None else [place.job]
-        if place is not None:
-            self._end(place)
-            with self._changed:
-                for line in place.lines:
-                    line.send(Leave())
-            self._await(jobs, CANCEL_S)
+            place = self._places.get(container)
+        if place is None:
+            return
+        self._end(place)
+        with self._changed:
+            jobs = [] if place.job is None else [place.job]
+            place.dismiss()
+        self._await(jobs, CANCEL_S)
+        with self._changed:
+            del self._places[container]
 
     def stop(self) -> None:
         with self._changed:
             self._stopping = True
-            places = list(self._places.values())
+            for place in self._places.values():
+                place.dismiss()
+            jobs = list(self._jobs)
             self._changed.notify_all()
-            for line in [line for place in places for line in place.lines]:
-                line.send(Leave())
         self._stopped.set()
-        self._await(self._jobs, STOP_TIMEOUT_S + CANCEL_S)
+        self._await(jobs, STOP_TIMEOUT_S + CANCEL_S)
         self._home.close()
         with suppress(OSError):
             os.rmdir(self._grants)
@@ -152,14 +153,15 @@ class SparkHosting:
         deadline = time.monotonic() + START_TIMEOUT_S
         own: _Job | None = None
         while True:
+            self._check_session(place.container)
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._stopping or place.lines or place.job is None or place.job.is_over,
+                    lambda: self._stopping or place.waiting or place.job is None or place.job.is_over,
                     max(0.0, deadline - time.monotonic()),
                 )
                 self._check_open(place.container)
-                if place.lines:
-                    return place.lines[0]
+                if place.waiting:
+                    return place.waiting[0]
                 job = place.job
                 if job is None or job.is_over:
                     place.job = None
@@ -188,8 +190,9 @@ class SparkHosting:
             executor = choose(executors, Counter(others))
             place.executor = "" if executor is None else executor.id
         job = _Job(place.container, os.path.join(self._grants, secrets.token_hex(8)))
-        private.write_text(job.grant_path, job.grant)
         with self._changed:
+            self._check_open(place.container)
+            private.write_text(job.grant_path, job.grant)
             place.job = job
             self._jobs = [known for known in self._jobs if not known.ended] + [job]
         work = partial(self._run_job, place, job, executor)
@@ -264,6 +267,8 @@ class SparkHosting:
     def _check_open(self, container: int) -> None:
         if self._stopping:
             raise ContainerFailed("the pond is closing", container=container)
+
+    def _check_session(self, container: int) -> None:
         if self._cluster.is_stopped:
             raise ContainerFailed(
                 f"container {container} cannot be started: the Spark session has been stopped",
@@ -356,9 +361,7 @@ class SparkHosting:
             if place.job is not job or not place.runs:
                 return
             place.job = None
-            lines = list(place.lines)
-        for line in lines:
-            line.send(Leave())
+            place.dismiss()
 
 
 class _Job:
@@ -388,6 +391,7 @@ class _Place:
         self.job: _Job | None = None
         self.executor = ""
         self.lines: list[TaskLine] = []
+        self.dismissed: list[TaskLine] = []
         self.line: TaskLine | None = None
         """The one to the attempt that has, or had, the newest process."""
         self.incarnation = 0
@@ -402,6 +406,17 @@ class _Place:
     @property
     def host(self) -> str:
         return "" if self.line is None else self.line.arrived.host
+
+    @property
+    def waiting(self) -> list[TaskLine]:
+        """To attempts that would run what they are told."""
+        return [line for line in self.lines if line not in self.dismissed]
+
+    def dismiss(self) -> None:
+        """Lets all attempts go, with what they keep."""
+        for line in self.waiting:
+            line.send(Leave())
+        self.dismissed = list(self.lines)
 
     def run_on(self, line: TaskLine, incarnation: int) -> int:
         self.line, self.incarnation = line, incarnation

@@ -22,7 +22,6 @@ import ssl
 import struct
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import msgspec
 from cryptography import x509
@@ -208,6 +207,12 @@ class Line:
             await asyncio.sleep(TICK_S)
 
     def close(self) -> None:
-        """What was sent is still delivered, if the other side takes it."""
-        with suppress(OSError):
+        """What was sent is still delivered, unless the other side fell silent."""
+        if self.fell_silent:
+            self.abort()
+        else:
             self._writer.close()
+
+    def abort(self) -> None:
+        """Ends the line at once: nobody is waited for."""
+        self._writer.transport.abort()
