@@ -14,7 +14,9 @@ from pathlib import Path
 import pyspark
 
 # The Java machines live for a minute or two.
+HOSTS = ("localhost", "127.0.0.1")
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+ENVIRONMENT = ("SPARK_HOME", "SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP", "SPARK_SUBMIT_OPTS", "PYSPARK_PYTHON")
 
 
 def use_home(where: Path) -> None:
@@ -24,18 +26,13 @@ def use_home(where: Path) -> None:
     for entry in Path(pyspark.__file__).parent.iterdir():
         if entry.name != "work":
             (home / entry.name).symlink_to(entry)
-    os.environ.update(
-        SPARK_HOME=str(home),
-        SPARK_LOCAL_HOSTNAME="localhost",
-        SPARK_LOCAL_IP="127.0.0.1",
-        SPARK_SUBMIT_OPTS=JAVA_OPTIONS,
-        PYSPARK_PYTHON=sys.executable,
-    )
+    values = (str(home), "localhost", "127.0.0.1", JAVA_OPTIONS, sys.executable)
+    os.environ.update(zip(ENVIRONMENT, values, strict=True))
 
 
 @contextmanager
 def standalone(where: Path, workers: int, cores: int) -> Iterator[str]:
-    """A master and its workers; gives the master's address."""
+    """A master and its workers, on hosts of two names; gives the master's address."""
     home = os.environ["SPARK_HOME"]
     environment = {**os.environ, "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS, "SPARK_DAEMON_MEMORY": "256m"}
     processes = []
@@ -53,7 +50,7 @@ def standalone(where: Path, workers: int, cores: int) -> Iterator[str]:
         logs = [
             start(
                 f"worker.Worker-{number}",
-                *("--host", "localhost", "--webui-port", "0", "--cores", str(cores), "--memory", "1g"),
+                *("--host", HOSTS[number % 2], "--webui-port", "0", "--cores", str(cores), "--memory", "2g"),
                 *("--work-dir", str(where / f"work-{number}"), address),
             )
             for number in range(workers)

@@ -1,4 +1,4 @@
-"""A driver on a cluster, `python hosting_job.py WHERE MASTER`: containers on Spark, and what may befall them.
+"""A driver on a cluster, `python hosting_job.py WHERE MASTER SCENARIO`: containers on Spark, and what may befall them.
 
 It says what it found in a line of JSON; a line before that has the processes that must end with it.
 """
@@ -148,23 +148,38 @@ def on_master(session: SparkSession, watched: Watched) -> dict[str, Any]:
     return told
 
 
-def main(where: Path, master: str) -> None:
+def on_two_hosts(session: SparkSession, watched: Watched) -> dict[str, Any]:
+    """Speculation is on, and second attempts have a host to run on."""
+    place = watched.hosting._places[0]
+    told: dict[str, Any] = {"twins_s": wait_until(lambda: len(place.lines) == 2, PATIENCE_S)}
+    told["hosts"] = sorted(executor.host for executor in watched.hosting._cluster.executors())
+    before = [line.arrived.pid for line in place.lines]
+    told["worker"] = watched.back_after(lambda: os.kill(watched.worker(0), signal.SIGKILL))
+    told["took_over"] = watched.worker(0) == before[1]
+    told["jobs"] = len(watched.hosting._jobs)
+    return told
+
+
+SCENARIOS = {"speculating": on_local_cluster, "dynamic": on_master, "twins": on_two_hosts}
+
+
+def main(where: Path, master: str, scenario: str) -> None:
     use_home(where)
-    local = master.startswith("local-cluster")
+    local = scenario == "speculating"
     builder = SparkSession.builder.master(master).appName("hosting")
-    for key, value in {**COMMON, **(SPECULATING if local else DYNAMIC)}.items():
+    for key, value in {**COMMON, **(DYNAMIC if scenario == "dynamic" else SPECULATING)}.items():
         builder = builder.config(key, value)
     events = where / "events"
     events.mkdir()
     session = builder.config("spark.eventLog.dir", events.as_uri()).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
-    threads = 2 if local else None
-    pond = mp.open(where / "pond", spark=session, hosting="spark", containers=2, threads=threads)
+    sizes = {"containers": 1 if scenario == "twins" else 2, "threads": 2 if local else None}
+    pond = mp.open(where / "pond", spark=session, hosting="spark", **sizes)
     watched = Watched(pond)
-    told = on_local_cluster(session, watched) if local else on_master(session, watched)
+    told = SCENARIOS[scenario](session, watched)
     grants = [path.read_text() for path in (where / "pond" / "grants").iterdir()]
-    pids = [watched.pid(container) for container in (0, 1)]
-    pids += [watched.worker(container) for container in (0, 1)]
+    pids = [info.pid for info in pond.containers()]
+    pids += [line.arrived.pid for place in watched.hosting._places.values() for line in place.lines]
     if not local:
         session.stop()  # before the pond, which need not wait for anybody then
         started = time.monotonic()
@@ -180,4 +195,4 @@ def main(where: Path, master: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])
