@@ -45,7 +45,7 @@ line.recv(1)
 WORKER = """
 import json, pickle, sys
 from millpond.coordinator import spark_task
-spark_task.DIAL_S = 1.0
+spark_task.DIAL_S = spark_task.STOP_TIMEOUT_S = 1.0
 if sys.argv[1:]:
     spark_task.command_of = lambda module: [sys.executable, "-S", "-c", sys.argv[1]]
 print(json.dumps(pickle.loads(sys.stdin.buffer.read())(0)))
