@@ -140,12 +140,16 @@ class ConnectSession:
 ConnectSession.__module__ = "pyspark.sql.connect.session"
 
 
+STOPPED = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+
+
 @pytest.mark.parametrize(
     ("options", "option", "says"),
     [
         ({"hosting": "standalone"}, "hosting", "millpond serve --root .*mp.connect"),
         ({"hosting": "somewhere"}, "hosting", "'embedded', 'spark', 'standalone'"),
         ({"hosting": "spark"}, "spark", "needs a Spark session"),
+        ({"spark": STOPPED}, "spark", "has been stopped"),
         ({"hosting": "spark", "spark": ConnectSession()}, "hosting", '(?s)Connect.*mp.connect.*"standalone"'),
         ({"spark": ConnectSession()}, "hosting", '(?s)Connect.*mp.connect.*"standalone"'),
     ],
