@@ -396,6 +396,19 @@ class WorkersUnfit(MillpondError, RuntimeError):
     python: str
 
 
+class NoTaskSlots(MillpondError, RuntimeError):
+    """Containers on Spark would take every task slot that there is: no query could run. `left` may be below zero."""
+
+    fields = ("slots", "taken", "left")
+    slots: int
+    taken: int
+    left: int
+
+
+class FewTaskSlots(UserWarning):
+    """Containers on Spark leave queries fewer task slots than there are containers."""
+
+
 class QueryStopped(MillpondError, RuntimeError):
     """A streaming query was stopped in the middle of a batch. No failure: started again, it does the batch again."""
 

@@ -202,15 +202,19 @@ def _maintain(service: ContainerService) -> None:
         time.sleep(IDLE_S if idle else BUSY_S)
 
 
-if __name__ == "__main__":
-    _root, _sockets, _container, _threads, _seconds, _memory, _trust, _line = sys.argv[1:]
+def run(arguments: Sequence[str]) -> None:
+    root, sockets, container, threads, seconds, memory, trust, line = arguments
     main(
-        _root,
-        _sockets,
-        int(_container),
-        int(_threads),
-        float(_seconds),
-        int(_memory),
-        _trust,
-        socket.socket(fileno=int(_line)),
+        root,
+        sockets,
+        int(container),
+        int(threads),
+        float(seconds),
+        int(memory),
+        trust,
+        socket.socket(fileno=int(line)),
     )
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

@@ -108,7 +108,7 @@ class Embedded:
         self._memory = memory
         self._trust = trust
         self._lock = threading.Lock()
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, Child] = {}
         self._last_words: dict[int, str] = {}
         self._watchers: list[threading.Thread] = []
         self._stopping = False
@@ -118,11 +118,11 @@ class Embedded:
         self.stop_one(container)
         keys = self._keys(container, term)
         try:
-            child = _Child(
+            child = Child(
                 self._command(container), self._environment(container), log_path(self._root, container)
             )
         except OSError as error:
-            raise _cannot_start(container, str(error)) from error
+            raise cannot_start(container, str(error)) from error
         try:
             with self._lock:
                 if self._stopping:
@@ -185,34 +185,19 @@ class Embedded:
             watcher.join(STOP_TIMEOUT_S)
 
     def _command(self, container: int) -> list[str]:
-        # -P: nothing is imported from the present directory, which may be the root.
-        module = ["-P", "-X", "faulthandler", "-m", "millpond.container.process"]
         limits = [str(self._code_seconds), str(self._memory or 0), self._trust]
         where = [self._root, self._sockets]
-        return [sys.executable, *module, *where, str(container), str(self._threads), *limits]
+        return [*command_of("process"), *where, str(container), str(self._threads), *limits]
 
     def _environment(self, container: int) -> dict[str, str]:
-        """Ours, so that the child finds the same millpond; a crash point counts for a container's first start."""
-        environment = dict(os.environ)
-        if sysconfig.get_path("purelib") != _PACKAGE_PARENT:
-            paths = [_PACKAGE_PARENT, environment.get("PYTHONPATH", "")]
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        # Sets of strings keep their order when a user's function runs again, in another process.
-        environment["PYTHONHASHSEED"] = "0"
-        # Arrow's own allocator gives back large arrays that another thread lets go of, as epochs' are: then every page
-        # of the next ones costs a fault.
-        environment.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-        # Slices are what runs in parallel. Threads of numpy's own would each reserve memory that counts as used.
-        environment.setdefault("OPENBLAS_NUM_THREADS", "1")
-        if self._memory is not None:
-            # Arrow's allocator would take a GiB at once, which counts from then on.
-            environment.setdefault("MIMALLOC_ARENA_EAGER_COMMIT", "0")
+        """A crash point counts for a container's first start."""
+        environment = environment_of(limited=self._memory is not None)
         if container in self._started_before:
             environment.pop(crashpoints.ENVIRONMENT, None)
         self._started_before.add(container)
         return environment
 
-    def _greeting(self, child: _Child, container: int) -> str:
+    def _greeting(self, child: Child, container: int) -> str:
         """The address at which the child serves."""
         hello = child.hello()
         if hello is None:
@@ -222,23 +207,23 @@ class Embedded:
             if child.process.returncode is not None:
                 self._last_words[container] = child.last_words()
                 why = f"it {self._last_words[container]}"
-            raise _cannot_start(container, why, f"its whole output is in {log_path(self._root, container)}")
+            raise cannot_start(container, why, f"its whole output is in {log_path(self._root, container)}")
         if hello.error:
             raise error_named(hello.error)(hello.message)
         return hello.address
 
-    def _start_watching(self, child: _Child, container: int) -> None:
+    def _start_watching(self, child: Child, container: int) -> None:
         watcher = threading.Thread(
             target=self._watch, args=(container, child), name=f"millpond-watch-{container}", daemon=True
         )
         try:
             watcher.start()
         except RuntimeError as error:
-            raise _cannot_start(container, str(error)) from error
+            raise cannot_start(container, str(error)) from error
         with self._lock:
             self._watchers = [thread for thread in self._watchers if thread.is_alive()] + [watcher]
 
-    def _watch(self, container: int, child: _Child) -> None:
+    def _watch(self, container: int, child: Child) -> None:
         child.process.wait()
         with self._lock:
             unexpected = not self._stopping and self._children.get(container) is child
@@ -247,14 +232,14 @@ class Embedded:
             self._on_exit(container)
 
 
-class _Child:
+class Child:
     """A container process, and a line to it: it says hello there, and ends when we hang up."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: str) -> None:
         self.is_unwanted = False
         self._log = log
         self._spent: int | None = None
-        self._line, theirs = socket.socketpair()
+        self.line, theirs = socket.socketpair()
         try:
             with theirs, private.append_to(log) as file:
                 self._log_start = file.tell()
@@ -268,18 +253,18 @@ class _Child:
                     umask=private.OTHERS,  # what numba and user code write is for this user alone, too
                 )
         except BaseException:
-            self._line.close()
+            self.line.close()
             raise
 
     def hand_over(self, keys: ContainerKeys) -> None:
         """What the child waits for first. It is small: nobody waits here. Of a child that has ended, `hello` tells."""
         with suppress(OSError):
-            self._line.sendall(msgspec.json.encode(keys) + b"\n")
+            self.line.sendall(msgspec.json.encode(keys) + b"\n")
 
     def hello(self) -> Hello | None:
         """What it says when it has started; None if it ends, or does not come to it."""
-        self._line.settimeout(START_TIMEOUT_S)
-        with suppress(OSError, msgspec.MsgspecError), self._line.makefile("rb") as line:
+        self.line.settimeout(START_TIMEOUT_S)
+        with suppress(OSError, msgspec.MsgspecError), self.line.makefile("rb") as line:
             return msgspec.json.decode(line.readline(), type=Hello)
         return None
 
@@ -294,7 +279,7 @@ class _Child:
 
     def hang_up(self) -> None:
         with suppress(OSError):
-            self._line.shutdown(socket.SHUT_WR)
+            self.line.shutdown(socket.SHUT_WR)
 
     def end(self, patience_s: float) -> None:
         """Returns when the child has ended."""
@@ -304,7 +289,7 @@ class _Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._line.close()
+        self.line.close()
 
     def last_words(self) -> str:
         """How it ended; it has."""
@@ -343,7 +328,32 @@ def _processor_time(pid: int) -> int | None:
     return None
 
 
-def _cannot_start(container: int, why: str, hint: str = "") -> ContainerFailed:
+def command_of(module: str) -> list[str]:
+    """Runs a module of the container's, by this interpreter."""
+    # -P: nothing is imported from the present directory, which may be the root.
+    return [sys.executable, "-P", "-X", "faulthandler", "-m", f"millpond.container.{module}"]
+
+
+def environment_of(limited: bool) -> dict[str, str]:
+    """A container's: this process's, so that it finds the same millpond. `limited` is one with a bound on its memory."""
+    environment = dict(os.environ)
+    if sysconfig.get_path("purelib") != _PACKAGE_PARENT:
+        paths = [_PACKAGE_PARENT, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    # Sets of strings keep their order when a user's function runs again, in another process.
+    environment["PYTHONHASHSEED"] = "0"
+    # Arrow's own allocator gives back large arrays that another thread lets go of, as epochs' are: then every page
+    # of the next ones costs a fault.
+    environment.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    # Slices are what runs in parallel. Threads of numpy's own would each reserve memory that counts as used.
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if limited:
+        # Arrow's allocator would take a GiB at once, which counts from then on.
+        environment.setdefault("MIMALLOC_ARENA_EAGER_COMMIT", "0")
+    return environment
+
+
+def cannot_start(container: int, why: str, hint: str = "") -> ContainerFailed:
     return ContainerFailed(f"container {container} cannot be started: {why}", hint=hint, container=container)
 
 

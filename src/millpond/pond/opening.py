@@ -13,6 +13,7 @@ import stat
 import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from typing import IO, Any, Literal, NamedTuple, get_args
 
@@ -25,8 +26,10 @@ from millpond.coordinator.hosting import CODE_SECONDS, Embedded
 from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.passes import Front, Given, Passes
 from millpond.coordinator.service import CoordinatorService
+from millpond.coordinator.spark_cluster import Cluster, check_session
+from millpond.coordinator.spark_hosting import SparkHosting
 from millpond.durable.files import OsFiles
-from millpond.errors import BadOption, BadRoot, MillpondError, NotPrivate, PondInUse
+from millpond.errors import BadOption, BadRoot, FewTaskSlots, MillpondError, NotPrivate, PondInUse
 from millpond.pond.figures import as_metrics, log_line
 from millpond.pond.pond import Pond
 from millpond.pond.workers import check_workers
@@ -46,10 +49,13 @@ SLICES_MAX = 65_535
 CODE_SECONDS_MIN = 0.1
 # What a container needs before it holds anything is some 300 MiB.
 MEMORY_MIN = 512 << 20
-_OF_A_POND = r"(lock|token|tasks|client|journal|containers?|snapshots|backups|waiting|sockets|landmark)\b"
+_OF_A_POND = (
+    r"(lock|token|tasks|client|journal|containers?|snapshots|backups|waiting|sockets|landmark|grants)\b"
+)
 ORPHANS_TIMEOUT_S = 30.0
 UPKEEP_S = 0.5
 Trust = Literal["all", "data"]
+Where = Literal["embedded", "spark", "standalone"]
 _log = logging.getLogger("millpond")
 AnyPath = str | os.PathLike[str]
 
@@ -70,6 +76,7 @@ def open_pond(
     trust: Trust = "all",
     backups: int = 0,
     log_figures: float | None = None,
+    hosting: Where = "embedded",
 ) -> Pond:
     """Opens the pond under `root`, with all that it held, or makes a new one. Opening a root runs the code in it.
 
@@ -97,13 +104,22 @@ def open_pond(
 
     With `log_figures`, the logger "millpond" says every so many seconds what `pond.metrics()` does: a line of JSON, in
     which slices are summed up.
+    With `hosting="spark"` the containers run in tasks of the Spark application, one each, which they take for as long as
+    the pond is open: NoTaskSlots tells if none would be left for queries. Each has by default as many threads as a task
+    has cores. They end with their tasks and with this process.
     """
+    _check_choice("hosting", hosting, get_args(Where), "where containers run")
+    if hosting == "standalone":
+        raise BadOption(
+            'a pond with hosting="standalone" runs in a process of its own: it is not opened, but joined',
+            hint=f"millpond serve --root {private.quoted(os.fspath(root))} prints how: mp.connect(address, token)",
+            option="hosting",
+        )
     _check_count("containers", containers, 1, 9_999)
     _check_count("slices", slices, 1, SLICES_MAX)
     _check_count("backups", backups, 0, 16)
-    if threads is None:
-        threads = max(1, (os.cpu_count() or 1) // containers)
-    _check_count("threads", threads, 1, 1024)
+    if threads is not None:
+        _check_count("threads", threads, 1, 1024)
     if port is not None:
         _check_count("port", port, 0, 65_535)
     _check_seconds("code_seconds", code_seconds)
@@ -113,21 +129,23 @@ def open_pond(
         _check_count(
             "memory", memory, MEMORY_MIN, sys.maxsize, f"give bytes, at least {MEMORY_MIN:,} (512m), or None"
         )
-    if trust not in get_args(Trust):
-        raise BadOption(
-            f"trust={trust!r} is neither of {get_args(Trust)}",
-            hint='trust="data" reads a root without running the code in it',
-            option="trust",
-        )
+    _check_choice("trust", trust, get_args(Trust), 'trust="data" reads a root without running the code in it')
     own = _given(host, port, certificate, key)
-    if spark is not None:
+    if spark is not None or hosting == "spark":
+        check_session(spark)
         check_workers(spark)
+    cluster = Cluster(spark) if hosting == "spark" else None
     path = _checked_root(root)
     if trust == "data" and not os.path.isdir(os.path.join(path, JOURNAL)):
         raise BadRoot(
             f"{path} holds no pond that could be read", hint="give the root of a pond that exists", root=path
         )
-    embedded = _EmbeddedPond(_own_root(path, trust))
+    if cluster is not None:
+        threads = threads or cluster.task_cpus
+        _check_slots(cluster, containers, threads)
+    else:
+        threads = threads or max(1, (os.cpu_count() or 1) // containers)
+    embedded = _EmbeddedPond(_own_root(path, trust), cluster)
     try:
         listening = _Listening(host, port, own)
         embedded.start(containers, threads, slices, listening, code_seconds, memory, trust, backups)
@@ -201,8 +219,9 @@ def _with_spark(pond: Pond) -> Pond:
 class _EmbeddedPond:
     """What `open_pond` starts and `close` ends."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, cluster: Cluster | None = None) -> None:
         self._root = root
+        self._cluster = cluster
         self._lock_file: IO[bytes] | None = None
         self._token = ""
         self._coordinator: CoordinatorService | None = None
@@ -253,10 +272,20 @@ class _EmbeddedPond:
         self._server = FlightService(
             Front(coordinator, passes), passes.keyring.accepted(), self._sockets, POND
         )
+        if (
+            self._cluster is not None
+            and listening.port is None
+            and not is_loopback(self._cluster.driver_host)
+        ):
+            # Tasks on other machines reach the pond there.
+            listening = listening._replace(host=self._cluster.driver_host, port=0)
         self._listen(listening)
-        hosting = Embedded(
-            *(self._root, self._sockets.path, threads, coordinator.recover, passes.container),
-            *(code_seconds, memory, trust),
+        where = (self._root, self._sockets.path, threads, coordinator.recover, passes.container)
+        limits = (code_seconds, memory, trust)
+        hosting = (
+            Embedded(*where, *limits)
+            if self._cluster is None
+            else SparkHosting(self._cluster, *where, *limits)
         )
         coordinator.start(hosting, containers, slices, backups)
         threading.Thread(target=self._maintain, name="millpond-coordinator", daemon=True).start()
@@ -390,6 +419,22 @@ def _check_count(option: str, value: int, low: int, high: int, hint: str = "") -
             f"{option}={value!r} is not between {low} and {high}",
             hint=hint or f"give a whole number from {low} to {high}",
             option=option,
+        )
+
+
+def _check_choice(option: str, value: object, choices: tuple[str, ...], hint: str) -> None:
+    if value not in choices:
+        raise BadOption(f"{option}={value!r} is none of {choices}", hint=hint, option=option)
+
+
+def _check_slots(cluster: Cluster, containers: int, threads: int) -> None:
+    slots = cluster.check_slots(containers, threads)
+    if slots.left < containers:
+        warnings.warn(
+            f"of the {slots.total} tasks that Spark runs at a time, containers take {slots.taken}: {slots.left} left for"
+            " queries are fewer than there are containers, which will mostly wait for them",
+            FewTaskSlots,
+            stacklevel=3,
         )
 
 

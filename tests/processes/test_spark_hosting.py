@@ -1,0 +1,394 @@
+"""Containers in tasks that dial home, with processes in place of Spark's workers: no Java is needed to kill one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond import private
+from millpond.coordinator import spark_hosting
+from millpond.coordinator.hosting import Host
+from millpond.coordinator.spark_cluster import Cluster, Executor, choose
+from millpond.coordinator.spark_hosting import SparkHosting
+from millpond.coordinator.spark_task import LET_GO, ContainerTask, Outcome
+from millpond.errors import BadRoot, ContainerFailed
+from millpond.wire import home
+from millpond.wire.sockets import SocketDirectory
+
+ATTEMPTS_MAX = 4
+# The container says where it serves, and ends when it is hung up on: a real one takes seconds to start.
+CONTAINER = """
+import os, socket, sys
+if os.getppid() != int(sys.argv[1]): sys.exit()
+root, sockets, container, line = sys.argv[2], sys.argv[3], sys.argv[4], socket.socket(fileno=int(sys.argv[-1]))
+name = f"unix:{sockets}/container-{container}-{os.getpid()}"
+hello = '{"address": "%s"}' % name
+if not os.path.exists(f"{root}/token"):
+    hello = '{"error": "BadRoot", "message": "there is no token"}'
+line.sendall(hello.encode() + bytes([10]))
+line.recv(1)
+"""
+WORKER = """
+import json, pickle, sys
+from millpond.coordinator import spark_task
+spark_task.DIAL_S = spark_task.STOP_TIMEOUT_S = 1.0
+if sys.argv[1:]:
+    spark_task.command_of = lambda module: [sys.executable, "-S", "-c", sys.argv[1]]
+print(json.dumps(pickle.loads(sys.stdin.buffer.read())(0)))
+"""
+
+
+class Workers(Cluster):
+    """A stand-in for Spark: runs a task in a process, and again when that is killed, as Spark would."""
+
+    def __init__(self) -> None:
+        self.jobs: list[str] = []
+        self.cancelled: set[str] = set()
+        self.attempts: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self.tasks: list[ContainerTask] = []
+        self.twins = False
+        self.light = True
+
+    def setting(self, key: str, default: str = "") -> str:
+        return default
+
+    @property
+    def is_stopped(self) -> bool:
+        return False
+
+    def executors(self) -> list[Executor]:
+        return []
+
+    def executor_of(self, group: str) -> str:
+        return ""
+
+    def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(target=work, name=name, daemon=True)
+
+    def run(self, task: Any, group: str, description: str, wanted: Executor | None, threads: int) -> Any:
+        self.jobs.append(group)
+        self.tasks.append(task)
+        attempts = self.attempts.setdefault(group, [])
+        for _ in range(ATTEMPTS_MAX):
+            attempts += [self.attempt(task) for _ in range(2 if self.twins else 1)]
+            while all(attempt.poll() is None for attempt in attempts):
+                time.sleep(0.02)
+            for attempt in attempts:
+                if attempt.poll() == 0:
+                    self.cancel(group)
+                    assert attempt.stdout is not None
+                    return json.loads(attempt.stdout.read())
+            attempts[:] = [attempt for attempt in attempts if attempt.poll() is None]
+            if group in self.cancelled:
+                break
+        raise RuntimeError("the job was aborted")
+
+    def attempt(self, task: ContainerTask) -> subprocess.Popen[bytes]:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER, *[CONTAINER] * self.light],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert worker.stdin is not None
+        worker.stdin.write(pickle.dumps(task))
+        worker.stdin.close()
+        return worker
+
+    def cancel(self, group: str) -> None:
+        self.cancelled.add(group)
+        for attempt in self.attempts.get(group, []):
+            attempt.kill()
+            attempt.wait()
+
+    def running(self) -> list[subprocess.Popen[bytes]]:
+        return [each for attempts in self.attempts.values() for each in attempts if each.poll() is None]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    private.write_text(str(tmp_path / "token"), "secret\n")
+    return tmp_path
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    workers = Workers()
+    yield workers
+    assert workers.running() == [], "a task outlived its pond"
+
+
+@pytest.fixture
+def exits() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def hosting(root: Path, workers: Workers, exits: list[int]) -> Iterator[SparkHosting]:
+    sockets = SocketDirectory.under(str(root))
+    hosting = SparkHosting(workers, str(root), sockets.path, 1, exits.append)
+    yield hosting
+    hosting.stop()
+    assert not (root / "grants").exists()
+    sockets.remove()
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    """A process that nobody has asked about yet is gone, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def answers(host: Host) -> bool:
+    directory, _, name = host.address.removeprefix("unix:").rpartition("/")
+    sockets = SocketDirectory(directory)
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(sockets.path_of(name)) == 0
+
+
+def test_one_that_ends_six_times_runs_again_in_the_same_task(
+    hosting: SparkHosting, workers: Workers, exits: list[int]
+) -> None:
+    host = hosting.start(0)
+    assert hosting.last_words(0) == "has not ended"
+    for deaths in range(1, 7):
+        os.kill(host.pid, signal.SIGKILL)
+        wait_until(lambda deaths=deaths: exits == [0] * deaths)
+        assert not hosting.alive(0)
+        assert hosting.last_words(0) == "ended by signal 9 (SIGKILL), and said nothing"
+        host = hosting.start(0)
+    assert hosting.alive(0)
+    assert len(workers.jobs) == 1
+    started = time.monotonic()
+    hosting.stop_one(0)
+    assert time.monotonic() - started < 5
+    assert workers.running() == []
+    assert is_gone(host.pid)
+    assert not hosting.alive(0)
+    assert len(exits) == 6
+
+
+def test_one_that_runs_is_ended_before_another_is_started(
+    hosting: SparkHosting, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = hosting.start(3)
+    second = hosting.start(3)
+    assert is_gone(first.pid)
+    assert hosting.last_words(3) == "was ended by its pond"
+    os.kill(second.pid, signal.SIGSTOP)  # one that does not listen is killed
+    third = hosting.start(3)
+    assert is_gone(second.pid)
+    assert hosting.alive(3)
+    assert third.pid != second.pid
+    assert exits == []
+
+
+def test_a_container_serves_and_ends_with_its_worker(hosting: SparkHosting, workers: Workers) -> None:
+    workers.light = False
+    host = hosting.start(0)
+    assert answers(host)
+    (worker,) = workers.running()
+    os.kill(host.pid, signal.SIGSTOP)  # whatever it is at
+    worker.kill()
+    wait_until(lambda: is_gone(host.pid), 3)
+
+
+def test_the_next_attempt_of_a_task_is_a_slot_and_so_is_the_next_job(
+    hosting: SparkHosting, workers: Workers, exits: list[int]
+) -> None:
+    for deaths in range(1, ATTEMPTS_MAX + 2):
+        host = hosting.start(0)
+        (worker,) = workers.running()
+        worker.kill()
+        wait_until(lambda host=host: is_gone(host.pid), 3)
+        wait_until(lambda deaths=deaths: exits == [0] * deaths)
+        assert hosting.last_words(0).startswith("ended with its Spark task, on ")
+    assert hosting.start(0).pid
+    assert len(workers.jobs) == 2, "Spark gave up on the first"
+
+
+def test_a_second_attempt_beside_the_first_waits_and_takes_over(
+    hosting: SparkHosting, workers: Workers, exits: list[int]
+) -> None:
+    workers.twins = True
+    host = hosting.start(0)
+    place = hosting._places[0]
+    wait_until(lambda: len(place.lines) == 2)
+    assert place.line is not None
+    os.kill(place.line.arrived.pid, signal.SIGKILL)
+    wait_until(lambda: exits == [0])
+    again = hosting.start(0)
+    assert is_gone(host.pid)
+    assert again.pid != host.pid
+    assert len(workers.jobs) == 1
+
+
+def test_a_machine_that_does_not_see_the_root_is_named(
+    hosting: SparkHosting, workers: Workers, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = workers.attempt
+    elsewhere = str(root / "grants" / "not-there")
+    monkeypatch.setattr(
+        workers,
+        "attempt",
+        lambda task: seen(ContainerTask(task.host, task.port, task.certificate, elsewhere)),
+    )
+    with pytest.raises(BadRoot) as raised:
+        hosting.start(0)
+    assert f"{socket.gethostname()} does not see the pond's root {root}" in str(raised.value)
+    assert "No such file" in str(raised.value)
+    assert raised.value.hint
+
+
+def test_a_task_on_another_machine_is_refused_with_its_name(
+    hosting: SparkHosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_hosting, "machine", lambda: "another one")
+    with pytest.raises(ContainerFailed, match=f"runs on {socket.gethostname()}, another machine"):
+        hosting.start(0)
+
+
+def test_a_driver_that_cannot_be_reached_is_named(
+    hosting: SparkHosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setattr(hosting._home, "port", port)
+    with pytest.raises(ContainerFailed, match=f"does not reach the driver at 127.0.0.1:{port}") as raised:
+        hosting.start(0)
+    assert "spark.driver.host" in raised.value.hint
+
+
+def test_a_start_that_fails_tells_the_containers_own_error(hosting: SparkHosting, root: Path) -> None:
+    (root / "token").unlink()
+    with pytest.raises(BadRoot, match="there is no token"):
+        hosting.start(0)
+    assert not hosting.alive(0)
+
+
+def test_no_secret_travels_with_a_task(hosting: SparkHosting, workers: Workers, root: Path) -> None:
+    host = hosting.start(0)
+    (task,) = workers.tasks
+    (grant,) = (path.read_text() for path in (root / "grants").iterdir())
+    pickled = pickle.dumps(task)
+    (worker,) = workers.running()
+    places = [
+        Path(f"/proc/{pid}/{what}") for pid in (host.pid, worker.pid) for what in ("cmdline", "environ")
+    ]
+    for secret in (grant.encode(), b"PRIVATE KEY"):
+        assert secret not in pickled
+        assert all(secret not in place.read_bytes() for place in places)
+
+
+@pytest.mark.parametrize("says", ["nothing", "no TLS", "no message", "no grant"])
+def test_strangers_at_the_home_are_hung_up_on(
+    says: str, hosting: SparkHosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpond.coordinator.spark_home.HANDSHAKE_S", 0.3)
+    hosting._places[0] = spark_hosting._Place(0)
+    hosting._places[0].job = spark_hosting._Job(0, "nowhere")
+    with socket.create_connection((hosting._home.host, hosting._home.port), timeout=10) as plain:
+        if says == "no TLS":
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        if says in ("nothing", "no TLS"):
+            with suppress(ConnectionResetError):
+                while plain.recv(1000):
+                    pass
+            return
+        with home.trusting(hosting._home.certificate).wrap_socket(plain) as line:
+            if says == "no message":
+                line.sendall(b"\xff" * 100)
+            else:
+                wrong = home.msgspec.msgpack.encode(home.Arrived("0" * 64, "here", "m", "1", 1))
+                line.sendall(len(wrong).to_bytes(4, "big") + wrong)
+            with suppress(OSError):  # whatever way, it is over
+                assert line.recv(1000) == b""
+    assert hosting._places[0].lines == []
+    hosting._places.clear()
+
+
+def test_a_task_speaks_with_its_own_driver_only(hosting: SparkHosting) -> None:
+    with (
+        socket.create_connection((hosting._home.host, hosting._home.port), timeout=10) as plain,
+        pytest.raises(ssl.SSLCertVerificationError),
+    ):
+        home.trusting(home.Certificate().pem).wrap_socket(plain)
+
+
+def test_who_falls_silent_is_taken_for_gone_once_its_lease_is_over(
+    root: Path, workers: Workers, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "_LEASE_TICKS", 4)
+    monkeypatch.setattr(spark_hosting, "LEASE_S", 1.0)
+    sockets = SocketDirectory.under(str(root))
+    hosting = SparkHosting(workers, str(root), sockets.path, 1, exits.append)
+    try:
+        host = hosting.start(0)
+        (worker,) = workers.running()
+        os.kill(worker.pid, signal.SIGSTOP)
+        wait_until(lambda: exits == [0])
+        assert hosting.last_words(0).startswith("was not heard of any more")
+        os.kill(worker.pid, signal.SIGCONT)  # it finds that it was hung up on, and ends what it keeps
+        wait_until(lambda: is_gone(host.pid), 5)
+        assert hosting.start(0).pid != host.pid
+    finally:
+        hosting.stop()
+        sockets.remove()
+
+
+def test_a_driver_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Run as a script, this file is the driver."""
+    with subprocess.Popen(
+        [sys.executable, __file__, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        pids = [int(pid) for pid in driver.stdout.readline().split()]
+        assert len(pids) == 2
+        driver.kill()
+    wait_until(lambda: all(map(is_gone, pids)), 5)
+
+
+def test_containers_are_spread_over_hosts_then_executors() -> None:
+    cluster = [Executor("1", "a", 2), Executor("2", "a", 1), Executor("3", "b", 1), Executor("4", "b", 0)]
+    taken: dict[str, int] = {}
+    order = []
+    for _ in range(3):
+        executor = choose(cluster, taken)
+        assert executor is not None
+        taken[executor.id] = taken.get(executor.id, 0) + 1
+        order.append(executor.id)
+    assert order == ["1", "3", "2"]
+    assert choose([Executor("4", "b", 0)], {}) is None
+    assert Outcome(LET_GO, "here").why == ""
+
+
+if __name__ == "__main__":
+    where = sys.argv[1]
+    private.write_text(f"{where}/token", "secret\n")
+    crowd = Workers()
+    there = SparkHosting(crowd, where, SocketDirectory.under(where).path, 1, print)
+    sys.stdout.write(f"{there.start(0).pid} {crowd.running()[0].pid}\n")
+    sys.stdout.flush()
+    time.sleep(60)

@@ -1,0 +1,164 @@
+"""One suite for all hostings: wherever its containers run, a pond does the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+from hosting_checks import CHECKS, is_gone, wait_until
+from pyspark.sql import SparkSession
+
+import millpond as mp
+from millpond.coordinator import spark_cluster
+from millpond.coordinator.spark_cluster import Cluster
+from millpond.errors import BadOption, FewTaskSlots, NoTaskSlots
+from millpond.pond.opening import Where
+
+SERVE = [sys.executable, "-c", "from millpond.cli import main; main()", "serve"]
+
+
+@pytest.fixture(scope="module", params=get_args(Where))
+def hosted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[mp.Pond]:
+    root = tmp_path_factory.mktemp("hosted") / "pond"
+    if request.param == "standalone":
+        command = [*SERVE, "--root", str(root), "--containers", "2"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
+            assert served.stdout is not None
+            address = served.stdout.readline().split(" at ")[1].partition(",")[0]
+            with mp.connect(address, (root / "token").read_text()) as pond:
+                yield pond
+            served.terminate()
+        return
+    if request.param == "spark":
+        from millpond.apps.spark_session import start_spark
+
+        spark = start_spark("millpond-tests", master="local[2,4]", compiled=False)
+        pond = mp.open(root, spark=spark, hosting="spark", containers=1)
+    else:
+        pond = mp.open(root, containers=2)
+    pids = [container.pid for container in pond.containers()]
+    with pond:
+        yield pond
+        pids += [container.pid for container in pond.containers()]
+    assert all(map(is_gone, pids))
+    assert not (root / "grants").exists()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_a_pond_does_the_same_wherever_its_containers_run(
+    check: Callable[[mp.Pond], None], hosted: mp.Pond
+) -> None:
+    check(hosted)
+
+
+def test_rows_of_spark_meet_containers_on_spark(spark: SparkSession, tmp_path: Path) -> None:
+    with mp.open(tmp_path / "pond", spark=spark, hosting="spark") as pond:
+        (container,) = pond.containers()
+        state = pond.state("counts", key="long", value="long")
+        feed = state.update(key="k", at="t", value="v", name="feed")
+        feed(spark.createDataFrame([(1, 4, 40), (2, 5, 50), (2, 6, 60)], "k long, t long, v long"), 0)
+        asked = spark.createDataFrame([(1, 5), (3, 5)], "k long, t long")
+        got = state.fetch(key="k", at="t", into="v").now(asked)
+        assert sorted(map(tuple, got.collect())) == [(1, 5, 40), (3, 5, None)]
+        jobs = spark.sparkContext.statusTracker().getActiveJobsIds()
+        assert len(jobs) == 1, "the container's own"
+    wait_until(lambda: is_gone(container.pid), 5)
+    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), 5)
+    with mp.open(tmp_path / "pond", spark=spark) as pond:  # what one hosting wrote, another reads
+        assert pond.state("counts").snapshot().num_rows == 2
+
+
+def test_what_would_leave_no_slot_is_told_at_open(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(NoTaskSlots) as raised:
+        mp.open(tmp_path / "pond", spark=spark, hosting="spark", containers=2)
+    error = raised.value
+    assert (error.slots, error.taken, error.left) == (2, 2, 0)
+    assert re.search(r"2 tasks at a time.*2 containers take one each.*leaves 0", str(error))
+    assert "containers=1" in error.hint
+    assert not (tmp_path / "pond").exists(), "nothing was made"
+
+
+class Numbers(Cluster):
+    """A cluster with given settings."""
+
+    def __init__(self, master: str, slots: int, **settings: str) -> None:
+        self.context = SimpleNamespace(master=master)
+        self._slots = slots
+        self._settings = {key.replace("_", "."): value for key, value in settings.items()}
+        manager = SimpleNamespace(defaultResourceProfile=lambda: None)
+        self._spark = SimpleNamespace(
+            resourceProfileManager=lambda: manager, maxNumConcurrentTasks=lambda profile: slots
+        )
+
+    def setting(self, key: str, default: str = "") -> str:
+        return self._settings.get(key, default)
+
+
+def test_slots_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_cluster, "SLOTS_S", 0.0)
+    there = "spark://there:7077"
+    assert Numbers("local[4]", 4).check_slots(2, threads=8) == (4, 2)
+    assert Numbers(there, 8).check_slots(2, threads=2) == (8, 4)
+    assert Numbers(there, 4, spark_task_cpus="2").check_slots(2, threads=2) == (4, 2)
+    dynamic = {"spark_dynamicAllocation_enabled": "true", "spark_executor_cores": "2"}
+    assert Numbers(there, 2, **dynamic).check_slots(5, threads=2).left > 1000
+    bounded = Numbers(there, 2, **dynamic, spark_dynamicAllocation_maxExecutors="3")
+    assert bounded.check_slots(5, threads=2) == (6, 5)
+    twice = {"spark_speculation": "true", "spark_speculation_task_duration_threshold": "1s"}
+    assert Numbers(there, 8, **twice).check_slots(3, threads=1) == (8, 6)
+    with pytest.raises(NoTaskSlots, match=r"take 2, for its threads, each.*leaves 0") as raised:
+        Numbers(there, 4).check_slots(3, threads=2)
+    assert (raised.value.slots, raised.value.taken, raised.value.left) == (4, 6, -2)
+    assert "containers=1" in raised.value.hint
+    assert "3 more cores" in raised.value.hint
+    with pytest.raises(NoTaskSlots) as raised:
+        Numbers("local[1]", 1).check_slots(1, threads=1)
+    assert "embedded" in raised.value.hint
+
+
+def test_few_slots_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from millpond.pond.opening import _check_slots
+
+    with pytest.warns(FewTaskSlots, match="of the 3 tasks.*take 2: 1 left"):
+        _check_slots(Numbers("local[3]", 3), 2, 1)
+    with warnings.catch_warnings(action="error"):
+        _check_slots(Numbers("local[4]", 4), 2, 1)
+
+
+class ConnectSession:
+    """As far as `mp.open` looks."""
+
+
+ConnectSession.__module__ = "pyspark.sql.connect.session"
+
+
+STOPPED = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "says"),
+    [
+        ({"hosting": "standalone"}, "hosting", "millpond serve --root .*mp.connect"),
+        ({"hosting": "somewhere"}, "hosting", "'embedded', 'spark', 'standalone'"),
+        ({"hosting": "spark"}, "spark", "needs a Spark session"),
+        ({"spark": STOPPED}, "spark", "has been stopped"),
+        ({"hosting": "spark", "spark": ConnectSession()}, "hosting", '(?s)Connect.*mp.connect.*"standalone"'),
+        ({"spark": ConnectSession()}, "hosting", '(?s)Connect.*mp.connect.*"standalone"'),
+    ],
+)
+def test_what_cannot_be_hosted_is_refused_with_the_way_that_works(
+    options: dict[str, Any], option: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadOption, match=says) as raised:
+        mp.open(tmp_path / "pond", **options)
+    assert raised.value.option == option
+    assert raised.value.hint
+    assert os.listdir(tmp_path) == []
