@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import ssl
@@ -22,20 +23,27 @@ import pytest
 from millpond import private
 from millpond.coordinator import spark_hosting
 from millpond.coordinator.hosting import Host
+from millpond.coordinator.passes import Passes
 from millpond.coordinator.spark_cluster import Cluster, Executor, choose
 from millpond.coordinator.spark_hosting import SparkHosting
 from millpond.coordinator.spark_task import LET_GO, ContainerTask, Outcome
 from millpond.errors import BadRoot, ContainerFailed
 from millpond.wire import home
+from millpond.wire.base import Term
+from millpond.wire.keyring import ContainerKeys
 from millpond.wire.sockets import SocketDirectory
 
 ATTEMPTS_MAX = 4
 # The container says where it serves, and ends when it is hung up on: a real one takes seconds to start.
 CONTAINER = """
-import os, socket, sys
+import json, os, socket, sys
 if os.getppid() != int(sys.argv[1]): sys.exit()
 root, sockets, container, line = sys.argv[2], sys.argv[3], sys.argv[4], socket.socket(fileno=int(sys.argv[-1]))
+data = b""
+while not data.endswith(bytes([10])): data += line.recv(1)
+keys = json.loads(data)
 name = f"unix:{sockets}/container-{container}-{os.getpid()}"
+if keys["host"]: name = f"tls:{keys['host']}:1234/{keys['name']}"
 hello = '{"address": "%s"}' % name
 if not os.path.exists(f"{root}/token"):
     hello = '{"error": "BadRoot", "message": "there is no token"}'
@@ -139,11 +147,15 @@ def exits() -> list[int]:
 @pytest.fixture
 def hosting(root: Path, workers: Workers, exits: list[int]) -> Iterator[SparkHosting]:
     sockets = SocketDirectory.under(str(root))
-    hosting = SparkHosting(workers, str(root), sockets.path, 1, exits.append)
+    hosting = SparkHosting(workers, str(root), sockets.path, 1, exits.append, keys_of(root))
     yield hosting
     hosting.stop()
     assert not (root / "grants").exists()
     sockets.remove()
+
+
+def keys_of(root: Path) -> Callable[[int, Term, str], ContainerKeys]:
+    return Passes(str(root), "s" * 43).container
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 20) -> None:
@@ -171,14 +183,14 @@ def answers(host: Host) -> bool:
 def test_one_that_ends_six_times_runs_again_in_the_same_task(
     hosting: SparkHosting, workers: Workers, exits: list[int]
 ) -> None:
-    host = hosting.start(0)
+    host = hosting.start(0, Term(1))
     assert hosting.last_words(0) == "has not ended"
     for deaths in range(1, 7):
         os.kill(host.pid, signal.SIGKILL)
         wait_until(lambda deaths=deaths: exits == [0] * deaths)
         assert not hosting.alive(0)
         assert hosting.last_words(0) == "ended by signal 9 (SIGKILL), and said nothing"
-        host = hosting.start(0)
+        host = hosting.start(0, Term(1))
     assert hosting.alive(0)
     assert len(workers.jobs) == 1
     started = time.monotonic()
@@ -193,12 +205,12 @@ def test_one_that_ends_six_times_runs_again_in_the_same_task(
 def test_one_that_runs_is_ended_before_another_is_started(
     hosting: SparkHosting, exits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = hosting.start(3)
-    second = hosting.start(3)
+    first = hosting.start(3, Term(1))
+    second = hosting.start(3, Term(1))
     assert is_gone(first.pid)
     assert hosting.last_words(3) == "was ended by its pond"
     os.kill(second.pid, signal.SIGSTOP)  # one that does not listen is killed
-    third = hosting.start(3)
+    third = hosting.start(3, Term(1))
     assert is_gone(second.pid)
     assert hosting.alive(3)
     assert third.pid != second.pid
@@ -207,7 +219,7 @@ def test_one_that_runs_is_ended_before_another_is_started(
 
 def test_a_container_serves_and_ends_with_its_worker(hosting: SparkHosting, workers: Workers) -> None:
     workers.light = False
-    host = hosting.start(0)
+    host = hosting.start(0, Term(1))
     assert answers(host)
     (worker,) = workers.running()
     os.kill(host.pid, signal.SIGSTOP)  # whatever it is at
@@ -219,13 +231,13 @@ def test_the_next_attempt_of_a_task_is_a_slot_and_so_is_the_next_job(
     hosting: SparkHosting, workers: Workers, exits: list[int]
 ) -> None:
     for deaths in range(1, ATTEMPTS_MAX + 2):
-        host = hosting.start(0)
+        host = hosting.start(0, Term(1))
         (worker,) = workers.running()
         worker.kill()
         wait_until(lambda host=host: is_gone(host.pid), 3)
         wait_until(lambda deaths=deaths: exits == [0] * deaths)
         assert hosting.last_words(0).startswith("ended with its Spark task, on ")
-    assert hosting.start(0).pid
+    assert hosting.start(0, Term(1)).pid
     assert len(workers.jobs) == 2, "Spark gave up on the first"
 
 
@@ -233,13 +245,13 @@ def test_a_second_attempt_beside_the_first_waits_and_takes_over(
     hosting: SparkHosting, workers: Workers, exits: list[int]
 ) -> None:
     workers.twins = True
-    host = hosting.start(0)
+    host = hosting.start(0, Term(1))
     place = hosting._places[0]
     wait_until(lambda: len(place.lines) == 2)
     assert place.line is not None
     os.kill(place.line.arrived.pid, signal.SIGKILL)
     wait_until(lambda: exits == [0])
-    again = hosting.start(0)
+    again = hosting.start(0, Term(1))
     assert is_gone(host.pid)
     assert again.pid != host.pid
     assert len(workers.jobs) == 1
@@ -256,18 +268,19 @@ def test_a_machine_that_does_not_see_the_root_is_named(
         lambda task: seen(ContainerTask(task.host, task.port, task.certificate, elsewhere)),
     )
     with pytest.raises(BadRoot) as raised:
-        hosting.start(0)
+        hosting.start(0, Term(1))
     assert f"{socket.gethostname()} does not see the pond's root {root}" in str(raised.value)
     assert "No such file" in str(raised.value)
     assert raised.value.hint
 
 
-def test_a_task_on_another_machine_is_refused_with_its_name(
+def test_a_container_on_another_machine_is_reached_by_tls(
     hosting: SparkHosting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_hosting, "machine", lambda: "another one")
-    with pytest.raises(ContainerFailed, match=f"runs on {socket.gethostname()}, another machine"):
-        hosting.start(0)
+    host = hosting.start(0, Term(7))
+    assert host.host == socket.gethostname()
+    assert re.fullmatch(rf"tls:{re.escape(host.host)}:\d+/container-0-t7-[0-9a-f]+", host.address)
 
 
 def test_a_driver_that_cannot_be_reached_is_named(
@@ -277,19 +290,19 @@ def test_a_driver_that_cannot_be_reached_is_named(
         port = taken.getsockname()[1]
     monkeypatch.setattr(hosting._home, "port", port)
     with pytest.raises(ContainerFailed, match=f"does not reach the driver at 127.0.0.1:{port}") as raised:
-        hosting.start(0)
+        hosting.start(0, Term(1))
     assert "spark.driver.host" in raised.value.hint
 
 
 def test_a_start_that_fails_tells_the_containers_own_error(hosting: SparkHosting, root: Path) -> None:
     (root / "token").unlink()
     with pytest.raises(BadRoot, match="there is no token"):
-        hosting.start(0)
+        hosting.start(0, Term(1))
     assert not hosting.alive(0)
 
 
 def test_no_secret_travels_with_a_task(hosting: SparkHosting, workers: Workers, root: Path) -> None:
-    host = hosting.start(0)
+    host = hosting.start(0, Term(1))
     (task,) = workers.tasks
     (grant,) = (path.read_text() for path in (root / "grants").iterdir())
     pickled = pickle.dumps(task)
@@ -343,16 +356,16 @@ def test_who_falls_silent_is_taken_for_gone_once_its_lease_is_over(
     monkeypatch.setattr(home, "_LEASE_TICKS", 4)
     monkeypatch.setattr(spark_hosting, "LEASE_S", 1.0)
     sockets = SocketDirectory.under(str(root))
-    hosting = SparkHosting(workers, str(root), sockets.path, 1, exits.append)
+    hosting = SparkHosting(workers, str(root), sockets.path, 1, exits.append, keys_of(root))
     try:
-        host = hosting.start(0)
+        host = hosting.start(0, Term(1))
         (worker,) = workers.running()
         os.kill(worker.pid, signal.SIGSTOP)
         wait_until(lambda: exits == [0])
         assert hosting.last_words(0).startswith("was not heard of any more")
         os.kill(worker.pid, signal.SIGCONT)  # it finds that it was hung up on, and ends what it keeps
         wait_until(lambda: is_gone(host.pid), 5)
-        assert hosting.start(0).pid != host.pid
+        assert hosting.start(0, Term(1)).pid != host.pid
     finally:
         hosting.stop()
         sockets.remove()
@@ -388,7 +401,7 @@ if __name__ == "__main__":
     where = sys.argv[1]
     private.write_text(f"{where}/token", "secret\n")
     crowd = Workers()
-    there = SparkHosting(crowd, where, SocketDirectory.under(where).path, 1, print)
-    sys.stdout.write(f"{there.start(0).pid} {crowd.running()[0].pid}\n")
+    there = SparkHosting(crowd, where, SocketDirectory.under(where).path, 1, print, keys_of(Path(where)))
+    sys.stdout.write(f"{there.start(0, Term(1)).pid} {crowd.running()[0].pid}\n")
     sys.stdout.flush()
     time.sleep(60)
