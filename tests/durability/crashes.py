@@ -153,9 +153,9 @@ class CountedFiles(LossyFiles):
 
 
 def _counting(name: str) -> Any:
-    def change(self: CountedFiles, *arguments: Any) -> None:
+    def change(self: CountedFiles, *arguments: Any, **named: Any) -> None:
         self._count()
-        getattr(LossyFiles, name)(self, *arguments)
+        getattr(LossyFiles, name)(self, *arguments, **named)
 
     return change
 

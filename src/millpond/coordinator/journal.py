@@ -17,7 +17,7 @@ from millpond.coordinator.records import PondRecord
 from millpond.durable.arrow_files import durable_names, read_table_file, remove_leftovers, write_table_file
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
-from millpond.errors import CorruptFile
+from millpond.errors import CorruptFile, PondInUse
 
 JOURNAL = "journal"
 _ENTRY = re.compile(r"(\d{12})\.arrow")
@@ -25,12 +25,16 @@ _SCHEMA = pa.schema([("record", pa.binary())])
 
 
 class Journal:
-    """Entries are numbered; at most the newest and, after a crash, the one before it exist."""
+    """Entries are numbered; the newest counts, and older ones go. A number is used once, by one coordinator: another one
+    that has the root open, past every lock, finds the next entry taken, and writes no more.
+    """
 
     def __init__(self, files: Files, root: str) -> None:
         self._files = files
         self._directory = os.path.join(root, JOURNAL)
         self._number = 0
+        self._older: list[int] = []
+        self._is_taken = False
         self.entries_written = 0
 
     def load(self) -> PondRecord | None:
@@ -45,6 +49,7 @@ class Journal:
         if not numbers:
             return None
         self._number = max(numbers)
+        self._older = sorted(set(numbers) - {self._number})
         path = self._path(self._number)
         batches, schema, metadata = read_table_file(self._files, path)
         if metadata.get("entry") != str(self._number):
@@ -59,17 +64,34 @@ class Journal:
             raise CorruptFile(f"{path} is not a journal entry: {error}", path=path) from None
 
     def write(self, record: PondRecord) -> None:
-        """Durable on return."""
+        """Durable on return. One that fails may be there or not: the next one has another number, and counts."""
+        if self._is_taken:
+            raise self._taken()
         batch = pa.record_batch([pa.array([msgspec.msgpack.encode(record)], pa.binary())], schema=_SCHEMA)
-        entry = {"entry": str(self._number + 1)}
-        write_table_file(self._files, self._path(self._number + 1), "journal", _SCHEMA, [batch], entry)
-        self._number += 1
+        before, self._number = self._number, self._number + 1
+        self._older.append(before)
+        entry, path = {"entry": str(self._number)}, self._path(self._number)
+        try:
+            write_table_file(self._files, path, "journal", _SCHEMA, [batch], entry, exclusive=True)
+        except FileExistsError:
+            self._is_taken = True
+            raise self._taken() from None
         self.entries_written += 1
         reach("truncate.before")
         # The newest entry counts: one that cannot be removed does no harm.
         with suppress(OSError):
-            self._files.remove(self._path(self._number - 1))
+            while self._older:
+                self._files.remove(self._path(self._older[-1]))
+                self._older.pop()
         reach("truncate.after")
+
+    def _taken(self) -> PondInUse:
+        root = os.path.dirname(self._directory)
+        return PondInUse(
+            f"another coordinator has written to the journal of {root}: this one decides nothing any more",
+            hint="close this pond; the other one goes on",
+            root=root,
+        )
 
     def _path(self, number: int) -> str:
         return os.path.join(self._directory, f"{number:012d}.arrow")

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from millpond.container.layout import CONTAINERS, MANIFEST, incarnations, term_of
 from millpond.coordinator import catalogue, fetches, placement, updates
+from millpond.coordinator.autoscale import Autoscaler, Limits
 from millpond.coordinator.backing import Backing
 from millpond.coordinator.commits import Commits
-from millpond.coordinator.elasticity import Elasticity
+from millpond.coordinator.elasticity import Elasticity, Ticket, load_moves
 from millpond.coordinator.figures import Figures
 from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL
@@ -46,13 +47,24 @@ from millpond.wire.house import (
     Register,
     ResidentList,
 )
-from millpond.wire.moves import AskMoves, CancelMoves, Moves, MoveSlices, Scale, SetThreads
+from millpond.wire.moves import (
+    AskMoves,
+    Autoscale,
+    CancelMoves,
+    Cause,
+    Moves,
+    MoveSlices,
+    Rebalance,
+    Scale,
+    SetThreads,
+)
 from millpond.wire.questions import Answered, AskPending, AskProgress, Pin, Pinned, Report
 from millpond.wire.specs import Spec
 from millpond.wire.waiting import TidyWaiting
 
 CLOSE_S_MAX = 30.0
 REPLICATE_PAUSE_S = 2.0
+AUTOSCALE_S = 2.0
 
 
 class CoordinatorService:
@@ -89,6 +101,8 @@ class CoordinatorService:
         self.elasticity = Elasticity(self._memory, self._slices, backing, self._migrations, self._runtime)
         self._replicating = self._runtime.lock()
         self._replicate_at_s = 0.0
+        self._autoscaler: Autoscaler | None = None
+        self._autoscale_at_s = 0.0
         self._latencies = Latencies()
         self.figures = Figures(self._memory, self._containers, self._commits, self._latencies, self._runtime)
         self._open = False
@@ -208,6 +222,9 @@ class CoordinatorService:
             self._commits.show_early()
             if self._tidying.is_due:
                 self._tidying.tidy()
+            if self._autoscaler is not None:
+                with suppress(MillpondError):
+                    self._autoscale()
             if self._migrations.wanted or self._record.backups:
                 self._runtime.spawn(self._replicate, "millpond-replicate")
 
@@ -235,10 +252,64 @@ class CoordinatorService:
                 if containers is not None:
                     elasticity.scale(containers)
                 return self._moves([])
+            case Rebalance(by):
+                return self._moves([ticket.id for ticket in self._rebalance(by, "rebalance")])
             case CancelMoves(ids):
                 elasticity.cancel(ids)
                 return Done()
+            case Autoscale():
+                self._set_autoscale(message)
+                return Done()
         raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
+
+    def _rebalance(self, by: str, cause: Cause) -> list[Ticket]:
+        """Moves hot slices from containers with much load to those with little."""
+        if any(not move.is_over for move in self.elasticity.moves()):
+            return []  # what is under way changes the loads
+        columns = self.figures.gather().slices.columns()
+        load = {
+            "cpu": columns["cpu_us"],
+            "rows": columns["rows_updated"] + columns["rows_fetched"],
+            "bytes": columns["held_bytes"],
+        }[by]
+        loads = {
+            SliceId(number): float(load[place]) for place, number in enumerate(columns["slices"].tolist())
+        }
+        to = load_moves(loads, self._record.owners, self._containers.ids)
+        tickets = []
+        for target in sorted(set(to.values())):
+            slices = [number for number, container in to.items() if container == target]
+            tickets += self.elasticity.move(slices, target, cause)
+        return tickets
+
+    def _set_autoscale(self, message: Autoscale) -> None:
+        self._autoscaler = (
+            None
+            if message.containers_min is None or message.containers_max is None
+            else Autoscaler(
+                Limits(
+                    message.containers_min,
+                    min(message.containers_max, self._record.slices),
+                    message.busy_min,
+                    message.busy_max,
+                    message.hold_s,
+                )
+            )
+        )
+
+    def _autoscale(self) -> None:
+        """Looks at the load now and then, and changes the number of containers by it."""
+        now_s, scaler = self._runtime.now(), self._autoscaler
+        scaling = self.elasticity.scaling
+        if scaler is None or now_s < self._autoscale_at_s or (scaling is not None and scaling.what):
+            return
+        self._autoscale_at_s = now_s + AUTOSCALE_S
+        containers = self.figures.gather().containers
+        threads = max((int(figures["threads"]) for figures in containers.values()), default=1)
+        spent_s = {container: float(figures["cpu_s"]) for container, figures in containers.items()}
+        wanted = scaler.looks(now_s, spent_s, threads)
+        if wanted is not None and wanted != len(self._containers.ids):
+            self.elasticity.scale(wanted)
 
     def _moves(self, ids: Sequence[int] | None) -> Moves:
         scaling = self.elasticity.scaling

@@ -41,6 +41,8 @@ def write_table_file(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
     metadata: Mapping[str, str],
+    *,
+    exclusive: bool = False,
 ) -> None:
     """Writes the batches, each of exactly `schema`, with the metadata. Durable on return, or not done.
 
@@ -48,7 +50,7 @@ def write_table_file(
     `millpond.`, and comes back without it; the key `version` is taken. The directory must exist. Where an
     `WriteFailed` comes out, the file may or may not be there, whole in either case.
     """
-    put_content(files, path, kind, table_content(schema, batches, metadata))
+    put_content(files, path, kind, table_content(schema, batches, metadata), exclusive=exclusive)
 
 
 def table_content(
@@ -63,11 +65,18 @@ def table_content(
 
 
 def put_content(
-    files: Files, path: AnyPath, kind: str, content: Sequence[AnyBuffer], writer: str = ""
+    files: Files,
+    path: AnyPath,
+    kind: str,
+    content: Sequence[AnyBuffer],
+    writer: str = "",
+    *,
+    exclusive: bool = False,
 ) -> None:
     """Makes the file hold this content, as `write_table_file` does.
 
-    Where several may write the same file at once, each has a name of its own, `writer`: whose comes last counts.
+    Where several may write the same file at once, each has a name of its own, `writer`: whose comes last counts; or
+    `exclusive`, whose comes first, and the others get a FileExistsError.
     """
     path = os.fspath(path)
     temporary = f"{path}.{writer}{TEMPORARY}" if writer else path + TEMPORARY
@@ -79,11 +88,15 @@ def put_content(
         files.sync(temporary)
         reach(f"{kind}.sync.after")
         reach(f"{kind}.rename.before")
-        files.rename(temporary, path)
+        files.rename(temporary, path, exclusive=exclusive)
         reach(f"{kind}.rename.after")
         reach(f"{kind}.dirsync.before")
         files.sync_dir(os.path.dirname(path) or os.curdir)
         reach(f"{kind}.dirsync.after")
+    except FileExistsError:
+        with suppress(OSError):
+            files.remove(temporary)
+        raise
     except OSError as error:
         # A full disk must not be kept full by what did not fit on it.
         with suppress(OSError):

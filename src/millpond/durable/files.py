@@ -40,8 +40,11 @@ class Files(Protocol):
     def sync(self, path: AnyPath) -> None:
         """The content of the file is durable on return."""
 
-    def rename(self, source: AnyPath, target: AnyPath) -> None:
-        """Within one file system, atomic: replaces `target` where it exists. Not durable yet."""
+    def rename(self, source: AnyPath, target: AnyPath, *, exclusive: bool = False) -> None:
+        """Within one file system, atomic: replaces `target` where it exists; `exclusive`, that is a FileExistsError.
+
+        Not durable yet.
+        """
 
     def sync_dir(self, path: AnyPath) -> None:
         """The names in the directory, as they are now, are durable on return."""
@@ -195,8 +198,12 @@ class OsFiles:
     def sync(self, path: AnyPath) -> None:
         private.sync(path, os.O_NOFOLLOW)
 
-    def rename(self, source: AnyPath, target: AnyPath) -> None:
-        os.replace(source, target)
+    def rename(self, source: AnyPath, target: AnyPath, *, exclusive: bool = False) -> None:
+        if exclusive:
+            os.link(source, target)
+            os.unlink(source)
+        else:
+            os.replace(source, target)
 
     @_has_handles
     def sync_dir(self, path: AnyPath) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from msgspec.structs import replace
 
@@ -30,11 +30,12 @@ from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
+from millpond.times import parse_duration
 from millpond.wire.base import check_name, check_query
 from millpond.wire.figures import AskMetrics, AskSlice
 from millpond.wire.groups import GroupSpec
 from millpond.wire.house import CheckpointAll, ContainerInfo, Forget, Locate, OpenResident, Placement
-from millpond.wire.moves import AskMoves, CancelMoves, MoveInfo, MoveSlices, Scale
+from millpond.wire.moves import AskMoves, Autoscale, CancelMoves, MoveInfo, MoveSlices, Rebalance, Scale
 from millpond.wire.states import StateSpec
 
 
@@ -250,6 +251,46 @@ class Pond:
         asked = self._client.call(Scale(containers, threads))
         if containers is not None:
             await_moves(self._client, replace(asked, moves=[]), f"scaling to {containers}", progress)
+
+    def rebalance(self, by: str = "cpu", *, progress: bool | None = None) -> list[MoveInfo]:
+        """Moves hot slices from containers with much load to those with little, while queries go on: the hottest first.
+
+        `by` is what counts: "cpu" (time spent on slices), "rows" (updated and fetched) or "bytes" (held). Nothing moves
+        while moves are under way, or where no move would make the loads more even. Returns the moves, done.
+        """
+        choices: tuple[Literal["cpu", "rows", "bytes"], ...] = ("cpu", "rows", "bytes")
+        for choice in choices:
+            if by == choice:
+                asked = self._client.call(Rebalance(choice))
+                return await_moves(self._client, asked, "rebalancing", progress)
+        raise BadOption(f"by={by!r} is not a choice", hint=f"one of {', '.join(choices)}", option="by")
+
+    def autoscale(
+        self,
+        containers: tuple[int, int] | None,
+        *,
+        busy: tuple[float, float] = (0.2, 0.75),
+        hold: str | float | timedelta = "30 seconds",
+    ) -> None:
+        """Lets the pond change the number of its containers by itself, between two bounds; `None` ends that.
+
+        One more comes when containers' processors are busy for more than the higher share `busy` for as long as `hold`; one
+        goes when they are less than the lower one for three times as long, and those that are left would do.
+        """
+        if containers is None:
+            self._client.call(Autoscale())
+            return
+        low, high = containers
+        check_at_least_one("containers", low)
+        check_at_least_one("containers", high)
+        hold_s = float(hold) if isinstance(hold, int | float) else parse_duration(hold) / 1e6
+        if low > high or not 0 <= busy[0] < busy[1] <= 1 or hold_s <= 0:
+            raise BadOption(
+                f"containers={containers!r}, busy={busy!r} and hold={hold!r} are no limits",
+                hint='for example containers=(1, 8), busy=(0.2, 0.75), hold="30 seconds"',
+                option="containers",
+            )
+        self._client.call(Autoscale(low, high, *busy, hold_s))
 
     def moves(self) -> list[MoveInfo]:
         """Moves of slices that are under way, and the last that are over: from where to where, how far, how long still."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import threading
@@ -112,9 +113,11 @@ class LossyFiles:
             inode = self._inode(self._path(path))
             inode.synced = inode.content
 
-    def rename(self, source: AnyPath, target: AnyPath) -> None:
+    def rename(self, source: AnyPath, target: AnyPath, *, exclusive: bool = False) -> None:
         with self._lock:
             source, target = self._path(source), self._path(target)
+            if exclusive and self.exists(target):
+                raise FileExistsError(errno.EEXIST, "File exists", target)
             inode = self._inode(source)
             self._check_directory(_dirname(target))
             if source == target:

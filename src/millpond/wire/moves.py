@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from millpond.errors import BadMessage
 from millpond.wire.base import LONG_CALL_S, Call, Count, Done, Message, SliceId
 from millpond.wire.roles import COORDINATOR, Senders
 
@@ -61,6 +62,27 @@ class Rebalance(Call[Moves], frozen=True, tag=True):
     """Move slices from containers with much load to those with little. Answered at once."""
 
     by: Literal["cpu", "rows", "bytes"] = "cpu"
+
+
+class Autoscale(Call[Done], frozen=True, tag=True):
+    """Change the number of containers by itself, between these; without them, no more.
+
+    It grows when containers are busier than `busy_max` for `hold_s` seconds, and shrinks when they are less than `busy_min`
+    for three times as long.
+    """
+
+    containers_min: AtLeastOne | None = None
+    containers_max: AtLeastOne | None = None
+    busy_min: float = 0.2
+    busy_max: float = 0.75
+    hold_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        bounds = (self.containers_min, self.containers_max)
+        if (bounds[0] is None) != (bounds[1] is None) or (bounds[0] or 1) > (bounds[1] or 9_999):
+            raise BadMessage(f"{bounds} are no bounds on the number of containers")
+        if not (0 <= self.busy_min < self.busy_max <= 1 and self.hold_s > 0):
+            raise BadMessage("busy_min, busy_max and hold_s do not go together")
 
 
 class AskMoves(Call[Moves], frozen=True, tag=True):

@@ -95,8 +95,8 @@ class SimFiles:
         self._be_slow()
         disk.content.sync(path)
 
-    def rename(self, source: AnyPath, target: AnyPath) -> None:
-        self._change("rename", target).content.rename(source, target)
+    def rename(self, source: AnyPath, target: AnyPath, *, exclusive: bool = False) -> None:
+        self._change("rename", target).content.rename(source, target, exclusive=exclusive)
 
     def sync_dir(self, path: AnyPath) -> None:
         disk = self._change("sync_dir", path)
