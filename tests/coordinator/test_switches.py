@@ -61,8 +61,6 @@ class World:
             self.containers[SOURCE] = Container(set(self.slices), set())
         self.effects: list[Effect] = []
         self.failures = 0
-        self.refused: set[int] = set()
-        self.silent: set[int] = set()
         self.switch = Switch(SOURCE, targets, live=live)
 
     def owned(self, container: int) -> set[SliceId]:
@@ -143,17 +141,14 @@ class World:
         one = self.containers[container]
         outcome = self.choose(5)
         if outcome == 1:
-            self.silent.add(container)
             return self.fail(container, AWAY)
         if outcome == 3:
-            self.refused.add(container)
             return self.fail(container, LOST)
         term = one.term
         one.serves |= slices
         one.holds -= slices
         one.files |= {("own", n) for n in slices}
         if outcome == 2:  # it is done, and nobody hears of it
-            self.silent.add(container)
             return self.fail(container, AWAY)
         if outcome == 4:  # it obeys, ends, and is back before anyone looks
             self.restart(container)
