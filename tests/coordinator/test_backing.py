@@ -36,7 +36,7 @@ def settled(
     pond: PondRecord, hosts: dict[int, str], wanted: int, held: dict[SliceId, list[int]]
 ) -> list[dict[SliceId, list[int]]]:
     """What is wanted step by step, as it is carried out: what lacks comes, and then what is too much goes."""
-    steps = []
+    steps: list[dict[SliceId, list[int]]] = []
     for _ in range(8):
         want = wanted_backups(pond, hosts, hosts, wanted, held)
         if all(set(want[SliceId(n)]) == set(held.get(SliceId(n), ())) for n in range(pond.slices)):
