@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from millpond.container.core import Core
-from millpond.container.holdings.base import HeldSlice, Means, Record
+from millpond.container.holdings.base import HeldSlice, Holding, Means, Record
 from millpond.errors import BackupLost, StageLost
 from millpond.times import Progress
 from millpond.wire.backups import BackUp
 from millpond.wire.base import ResidentId, SliceId, Term, Turn
+from millpond.wire.specs import Resident
 
 Decided = Mapping[str, Turn]
 
@@ -45,6 +46,26 @@ class BackupCore(Core):
         self._uncopied: set[tuple[ResidentId, SliceId]] = set()
         # F and U of each resident as of a ballot: they hold here once all that came before it is applied.
         self._progress: dict[str, tuple[int, Progress, Progress]] = {}
+
+    # Residents
+
+    def add(self, resident: Resident) -> None:
+        with self._lock:
+            earlier = self.holdings.get(resident.spec.name)
+            if earlier is not None and earlier.resident.born < resident.born:
+                self.drop(earlier.name, earlier.resident.born)
+            super().add(resident)
+
+    def drop(self, name: str, born: int) -> Holding[Any] | None:
+        with self._lock:
+            dropped = super().drop(name, born)
+            if dropped is not None:
+                # One of the same name must get nothing of what this one was sent.
+                self.void |= {kept.seq for kept in self._kept.pop(name, ())}
+                self._progress.pop(name, None)
+                own = dropped.resident.id
+                self._uncopied = {(rid, number) for rid, number in self._uncopied if rid != own}
+            return dropped
 
     # Records in
 
@@ -82,6 +103,10 @@ class BackupCore(Core):
         """The record is durable under that number."""
         with self._lock:
             self._writing.discard(seq)
+            if message.ballot < self._ballots.get(message.resident, 0):
+                # It took so long that its epoch came again: its owner did not wait for it.
+                self.void.add(seq)
+                return
             kept = self._kept.setdefault(message.resident, [])
             kept.append(Kept(seq, message.owner, record, self.owned.intersection(message.slices)))
             # Those of one ballot are for different slices: among them there is no order.
@@ -227,6 +252,10 @@ class BackupCore(Core):
         """Those of which there are records."""
         with self._lock:
             return list(self._kept)
+
+    def undecided(self) -> list[int]:
+        kept = (kept.seq for records in self._kept.values() for kept in records if not kept.decided)
+        return [*kept, *self._writing]
 
     def unfinished(self) -> list[int]:
         kept = (kept.seq for records in self._kept.values() for kept in records if kept.left)

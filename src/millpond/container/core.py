@@ -298,6 +298,10 @@ class Core:
         """Numbers of records that are neither applied nor void. The caller holds the lock."""
         return [*(logged.seq for logged in self._logged.values()), *self._numbered.values()]
 
+    def undecided(self) -> list[int]:
+        """Numbers of records that were not decided, as far as is known here. The caller holds the lock."""
+        return self.unfinished()
+
     def expire(self, now_s: float) -> None:
         with self._lock:
             self._staged.expire(now_s)

@@ -67,9 +67,10 @@ class Log:
     def closed(self, span: LogSpan) -> LogSpan:
         """A span of this log that was open, as it ends now: what is undecided in it will never be decided for its slice."""
         with self._lock:
-            unfinished = self.core.unfinished()
+            # Not what is decided and waits for other slices: this one may rest on it.
+            undecided = self.core.undecided()
             skipped = sorted(
-                seq for seq in {*self.core.void, *unfinished} if span.after < seq <= self.core.seq
+                seq for seq in {*self.core.void, *undecided} if span.after < seq <= self.core.seq
             )
             return LogSpan(self.directory, span.after, max(span.after, self.core.seq), skipped)
 

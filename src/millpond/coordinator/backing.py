@@ -116,10 +116,11 @@ def wanted_backups(
     wanted: int,
     held: Mapping[SliceId, Sequence[int]],
 ) -> dict[SliceId, list[int]]:
-    """Of each slice the containers that should hold a backup: those that do, and then peers in turn.
+    """Of each slice the containers that should hold a backup: on other hosts where there are any, those that do, and then
+    peers in turn.
 
-    The l-th backup of the m-th slice of a container goes to its peer m + l, on another host where there is one: so the
-    slices of one that ends come back on all the others.
+    The l-th backup of the m-th slice of a container goes to its peer m + l: so the slices of one that ends come back on
+    all the others.
     """
     ring = sorted(containers)
     places: dict[int, int] = {}
@@ -128,16 +129,13 @@ def wanted_backups(
         place = places[owner] = places.get(owner, -1) + 1
         peers = [container for container in ring if container != owner]
         elsewhere = [container for container in peers if hosts.get(container) != hosts.get(owner)]
-        turned = [elsewhere or peers, peers]
-        chosen = [container for container in held.get(SliceId(number), ()) if container in peers]
-        if elsewhere and not any(container in elsewhere for container in chosen):
-            chosen = []
-        for candidates in turned:
-            for step in range(len(candidates)):
-                if len(chosen) >= wanted:
-                    break
-                peer = candidates[(place + step) % len(candidates)]
-                if peer not in chosen:
-                    chosen.append(peer)
-        out[SliceId(number)] = chosen[:wanted]
+        holders = [container for container in held.get(SliceId(number), ()) if container in peers]
+        # Each list begins with those that hold one: what was chosen once stays, and nothing is copied to and fro.
+        preferred = (
+            *(container for container in holders if container in elsewhere),
+            *(elsewhere[(place + step) % len(elsewhere)] for step in range(len(elsewhere))),
+            *holders,
+            *(peers[(place + step) % len(peers)] for step in range(len(peers))),
+        )
+        out[SliceId(number)] = list(dict.fromkeys(preferred))[:wanted]
     return out

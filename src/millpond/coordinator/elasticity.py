@@ -143,10 +143,12 @@ class Elasticity:
             known = ", ".join(map(str, self._containers.ids))
             raise BadOption(f"there is no container {to}", hint=f"containers are {known}", option="to")
         by_owner: dict[int, list[SliceId]] = {}
-        for number in sorted(set(slices)):
-            if record.owners[number] != to:
-                by_owner.setdefault(record.owners[number], []).append(number)
         with self._lock:
+            # A move that has begun may be past the point where it can be cancelled.
+            leaving = self._under_way()
+            for number in sorted(set(slices)):
+                if record.owners[number] != to or number in leaving:
+                    by_owner.setdefault(record.owners[number], []).append(number)
             self._cancel(lambda ticket: bool(set(slices) & set(ticket.slices)))
             tickets = []
             for owner, own in by_owner.items():
@@ -188,16 +190,16 @@ class Elasticity:
             now_s = self._runtime.now()
             return [t.info(now_s) for t in self._tickets.values() if ids is None or t.id in ids]
 
+    def _under_way(self) -> set[SliceId]:
+        """Slices whose moves have begun. The caller holds the lock."""
+        begun = (t for t in self._tickets.values() if t.began_s is not None and not t.is_over)
+        return {number for ticket in begun for number in ticket.slices}
+
     def _begin(self) -> None:
         """Begins what waits, as far as there is room."""
         with self._lock:
             while self._running < AT_ONCE_MAX and not self._closed:
-                busy = {
-                    n
-                    for t in self._tickets.values()
-                    if t.began_s is not None and not t.is_over
-                    for n in t.slices
-                }
+                busy = self._under_way()
                 waiting = [
                     t
                     for t in self._tickets.values()

@@ -129,9 +129,13 @@ class Migrations:
                 case copies.Enter(container, term, slices):
                     self._enter_backup(container, term, slices)
                 case copies.Dismiss(container, slices):
+                    # An order from before: whoever enlists it meanwhile is not undone.
+                    order = self._slices.order()
                     term = self._containers.members.term_of(container)
                     self._backing.lose(container, term, slices)
-                    term = self._ask(container, Dismiss(self._slices.order(), list(slices)))
+                    # An entry that failed may be on disk: it must not name one that lets go.
+                    self._memory.settle()
+                    term = self._ask(container, Dismiss(order, list(slices)))
         except MillpondError as error:
             return copies.Failed(error)
         except OSError as error:
@@ -253,7 +257,8 @@ class Migrations:
         return bool(missing or surplus)
 
     def _let_go(self, container: int, slices: Collection[SliceId]) -> None:
+        order = self._slices.order()
         term = self._containers.members.term_of(container)
         self._backing.lose(container, term, slices)
         with suppress(MillpondError):
-            self._ask(container, Dismiss(self._slices.order(), sorted(slices)))
+            self._ask(container, Dismiss(order, sorted(slices)))

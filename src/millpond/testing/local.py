@@ -74,18 +74,24 @@ class LocalHosting:
 class LocalPond(Pond):
     """`LocalPond(files)` opens the pond that the files hold, or makes one. `hosting.kill(0)` kills a container.
 
-    With `trust="data"` as `mp.open` does.
+    With `trust="data"` as `mp.open` does. Backups come with `coordinator.maintain()`.
     """
 
     def __init__(
-        self, files: Files, root: str = "/pond", containers: int = 1, slices: int = 4, trust: str = "all"
+        self,
+        files: Files,
+        root: str = "/pond",
+        containers: int = 1,
+        slices: int = 4,
+        trust: str = "all",
+        backups: int = 0,
     ) -> None:
         only_reads = trust == "data"
         means = Means(limits=NoCode(), bounds=BOUNDS) if only_reads else Means(bounds=BOUNDS)
         self.hosting = LocalHosting(files, root, means)
         runtime = Serial()
         self.coordinator = CoordinatorService(files, root, self.hosting.dial, runtime, only_reads=only_reads)
-        self.coordinator.start(self.hosting, containers, slices)
+        self.coordinator.start(self.hosting, containers, slices, backups)
         client = Client(LocalConnection(self.coordinator), self.hosting.dial, runtime, files=files)
         super().__init__(client, "local", self.coordinator)
 

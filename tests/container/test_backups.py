@@ -1,0 +1,495 @@
+"""A pond whose slices have backups: a container goes with its disk, slices move while updates go on, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import millpond as mp
+from millpond.container.layout import incarnation_of, is_directory, term_of_snapshot
+from millpond.coordinator import placement
+from millpond.coordinator.journal import Journal
+from millpond.durable.crashpoints import armed
+from millpond.errors import CorruptFile, MillpondError
+from millpond.testing import LossyFiles, Oracle
+from millpond.testing.local import LocalPond
+from millpond.wire.base import SliceId
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "durability"))
+import crashes
+
+pytestmark = pytest.mark.filterwarnings("ignore::millpond.errors.RuleInterpreted")
+SLICES = 6
+KEYS = range(24)
+DELAY = 8
+ROOT = "/pond"
+
+
+@mp.transaction(results="now long")
+def add(t, k, v):  # type: ignore[no-untyped-def]
+    t[k].x += v
+    return t[k].x
+
+
+@mp.transaction(results="now long")
+def fold(d, k, v):  # type: ignore[no-untyped-def]
+    """What it comes to tells in which order events ran."""
+    d[k].x = (d[k].x * 3 + v) % 1_000_003
+    return d[k].x
+
+
+def numbers(*slices: int) -> list[SliceId]:
+    return [SliceId(number) for number in slices]
+
+
+class Model:
+    """What the pond must hold, in plain Python."""
+
+    def __init__(self) -> None:
+        self.oracle = Oracle(keep="all")
+        self.sums: dict[int, int] = defaultdict(int)
+        self.delayed: list[tuple[int, int, int]] = []
+        self.epochs = 0
+
+
+class Scene:
+    """A pond with a State of two updaters, a table with transactions, and one whose events wait."""
+
+    def __init__(
+        self,
+        files: LossyFiles,
+        containers: int = 3,
+        backups: int = 1,
+        model: Model | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.files = files
+        self.containers = containers
+        self.backups = backups
+        self.chance = random.Random(seed)
+        self.pond = LocalPond(files, ROOT, containers, SLICES, backups=backups)
+        self.state = self.pond.state("s", key="long", value="long", compact=mp.keep_all())
+        self.pond.table("t", key="k long", value="x long", default={"x": 0}, group="now")
+        self.pond.table("d", key="k long", value="x long", default={"x": 0}, group="later")
+        self.feeds = {
+            name: self.state.update(key="k", at="at", value="v", name=name, delay=3) for name in ("a", "b")
+        }
+        self.adding = self.pond.transactions("adding", ["t"], {"add": add})
+        self.folding = self.pond.transactions("folding", ["d"], {"fold": fold}, seq="seq", delay=DELAY)
+        wait = self.coordinator._migrations._catch_up
+
+        def catch_up(*given: Any) -> None:
+            """Upkeep goes on while somebody waits for it."""
+            self.pond.maintain()
+            wait(*given)
+
+        self.coordinator._migrations._catch_up = catch_up
+        self.model = model or Model()
+        for name in self.feeds:
+            self.model.oracle.register_updater(name)
+
+    @property
+    def coordinator(self) -> Any:
+        return self.pond.coordinator
+
+    @property
+    def record(self) -> Any:
+        return self.coordinator._record
+
+    def epoch(self) -> None:
+        number = self.model.epochs
+        now = 10 * number
+        for name, feed in self.feeds.items():
+            rows = [
+                (key, now + self.chance.randrange(-5, 10), self.chance.randrange(1000))
+                for key in self.chance.sample(KEYS, 8)
+            ]
+            columns = dict(zip(("k", "at", "v"), map(list, zip(*rows, strict=True)), strict=True))
+            done = feed(pa.table(columns), number)
+            receipt = self.model.oracle.update(name, number, rows, delay=3)
+            assert (done.rows, done.late) == (receipt.rows_applied, receipt.late)
+        added = [(key, self.chance.randrange(100)) for key in self.chance.choices(KEYS, k=6)]
+        self.adding(
+            pa.table({"ts": [now] * 6, "k": [k for k, _ in added], "v": [v for _, v in added]}), number
+        )
+        for key, value in added:
+            self.model.sums[key] += value
+        waiting = [
+            (now + self.chance.randrange(DELAY), number * 10 + n, key) for n, key in enumerate((1, 2, 3))
+        ]
+        columns = {
+            "ts": [w[0] for w in waiting],
+            "seq": [w[1] for w in waiting],
+            "k": [w[2] for w in waiting],
+        }
+        self.folding(pa.table({**columns, "v": columns["seq"]}), number)
+        self.model.delayed += waiting
+        self.model.epochs += 1
+
+    def upkeep(self) -> None:
+        """Slices get the backups that they lack, and these apply what they have."""
+        for _ in range(10):
+            self.coordinator.maintain()
+            self.pond.maintain()
+            if all(len(held) == self.wanted for held in self.holders().values()):
+                return
+        raise AssertionError(f"backups are lacking: {self.holders()}")
+
+    @property
+    def wanted(self) -> int:
+        return min(self.backups, self.containers - 1)
+
+    def holders(self) -> dict[SliceId, list[int]]:
+        return {SliceId(n): self.coordinator._migrations._backing.holders(SliceId(n)) for n in range(SLICES)}
+
+    def check(self) -> None:
+        self.pond.validate()
+        model = self.model
+        final = model.oracle.update_progress
+        if model.epochs:
+            assert self.state.progress().update == final
+            assert {row["key"]: (row["time"], row["value"]) for row in self.state.snapshot().to_pylist()} == (
+                model.oracle.snapshot()
+            )
+            asked = pa.table({"k": list(KEYS), "lo": [-100] * len(KEYS), "hi": [int(final) - 1] * len(KEYS)})
+            fetch = self.state.fetch(key="k", between=("lo", "hi"), into="v", rule=mp.values())
+            wanted = [model.oracle.fetch_range(key, -100, int(final) - 1, "values") for key in KEYS]
+            assert fetch.now(asked)["v"].to_pylist() == wanted
+        table = {row["k"]: row["x"] for row in self.pond.table("t").snapshot().to_pylist()}
+        assert table == dict(model.sums)
+        ran, waits = self.folded()
+        assert {row["k"]: row["x"] for row in self.pond.table("d").snapshot().to_pylist()} == ran
+        assert self.folding.pending().rows == waits
+        # One owner each, as the journal says.
+        served = [(n, c) for c, service in self.pond.hosting.services.items() for n in service.core.owned]
+        assert sorted(served) == list(enumerate(self.record.owners))
+
+    def folded(self) -> tuple[dict[int, int], int]:
+        """What has run of the events that wait, and how many still do."""
+        events = sorted(self.model.delayed)
+        below = max((time for time, *_ in events), default=0) - DELAY
+        rows: dict[int, int] = {}
+        for time, seq, key in events:
+            if time < below:
+                rows[key] = (rows.get(key, 0) * 3 + seq) % 1_000_003
+        return rows, sum(time >= below for time, *_ in events)
+
+    def move(self, slices: list[SliceId], to: int) -> None:
+        for ticket in self.coordinator.elasticity.move(slices, to):
+            assert (ticket.stage, ticket.error) == ("moved", None)
+
+    # What goes
+
+    def terms(self, container: int) -> set[int]:
+        """Of all its incarnations that have left anything."""
+        names = [name for name in self.files.list(f"{ROOT}/containers") if is_directory(name)]
+        return {incarnation_of(name)[1] for name in names if incarnation_of(name)[0] == container}
+
+    def lose_disk(self, container: int) -> int:
+        """Every file that the container has written is gone. How many there were."""
+        terms = self.terms(container)
+        gone = 0
+        for name in self.files.list(f"{ROOT}/containers"):
+            if is_directory(name) and incarnation_of(name)[0] == container:
+                gone += remove_all(self.files, f"{ROOT}/containers/{name}")
+                gone += remove_all(self.files, f"{ROOT}/backups/{name}")
+        for resident in self.files.list(f"{ROOT}/snapshots"):
+            for name in self.files.list(f"{ROOT}/snapshots/{resident}"):
+                if term_of_snapshot(name) in terms:
+                    self.files.remove(f"{ROOT}/snapshots/{resident}/{name}")
+                    gone += 1
+            self.files.sync_dir(f"{ROOT}/snapshots/{resident}")
+        for name in ("containers", "backups"):
+            if self.files.exists(f"{ROOT}/{name}"):
+                self.files.sync_dir(f"{ROOT}/{name}")
+        return gone
+
+    def lose(self, container: int) -> None:
+        """It goes with its disk, and a new one comes in its place."""
+        self.pond.hosting.kill(container)
+        assert self.lose_disk(container)
+        self.coordinator.recover(container)
+
+    def reopened(self, lost: int | None = None, anew: bool = True) -> Scene:
+        """The pond as another process finds it, perhaps without a container's disk.
+
+        Slices may rest on others' files then; they are written `anew`, as long as nobody else sees to that.
+        """
+        again = after(self.files)
+        if lost is not None:
+            self.files, files = again, self.files
+            assert self.lose_disk(lost)
+            self.files = files
+        scene = Scene(again, self.containers, self.backups, self.model, self.chance.randrange(1 << 30))
+        if anew:
+            scene.write_anew()
+        return scene
+
+    def write_anew(self) -> None:
+        for service in self.pond.hosting.services.values():
+            for holding in service.core.holdings.values():
+                for held in holding.slices.values():
+                    held.write_anew()
+        self.pond.checkpoint()
+
+
+def remove_all(files: LossyFiles, path: str) -> int:
+    gone = 0
+    for name in files.list(path):
+        if files.is_dir(f"{path}/{name}"):
+            gone += remove_all(files, f"{path}/{name}")
+        else:
+            files.remove(f"{path}/{name}")
+            gone += 1
+    if files.is_dir(path):
+        files.sync_dir(path)
+        files.remove_dir(path)
+    return gone
+
+
+def after(files: LossyFiles) -> LossyFiles:
+    """What the next process would find if this one ended now. It goes on all the same."""
+    halted, chance = files._halted, files.seed
+    try:
+        return crashes.after(files, "all", 0)
+    finally:
+        files._halted, files.seed = halted, chance
+
+
+def made(containers: int = 3, epochs: int = 2, checkpoint: bool = False, seed: int = 0) -> Scene:
+    """One whose slices have their backups, some by copy and some by records."""
+    scene = Scene(LossyFiles(), containers, seed=seed)
+    scene.epoch()
+    scene.upkeep()
+    for _ in range(epochs):
+        scene.epoch()
+    if checkpoint:
+        scene.pond.checkpoint()
+        scene.epoch()
+    return scene
+
+
+# Disks that are lost
+
+
+@pytest.mark.parametrize("containers", [2, 3])
+def test_every_slice_has_a_backup_on_another_container(containers: int) -> None:
+    scene = made(containers)
+    for number, held in scene.holders().items():
+        assert len(held) == 1
+        assert scene.record.owners[number] not in held
+    scene.check()
+    before = {number: sorted(names) for number, names in placement.backups_of(scene.record).items()}
+    scene.coordinator.maintain()
+    assert before == placement.backups_of(scene.record), "what is enough is let alone"
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["from the log", "from snapshots"])
+@pytest.mark.parametrize("containers", [2, 3])
+def test_a_container_that_goes_with_its_disk_while_others_run_on(containers: int, checkpoint: bool) -> None:
+    scene = made(containers, checkpoint=checkpoint)
+    for gone in range(containers):
+        scene.lose(gone)
+        scene.check()
+        scene.epoch()
+        scene.check()
+        scene.upkeep()
+        scene.epoch()
+        scene.check()
+    scene.reopened().check()
+
+
+@pytest.mark.parametrize(
+    ("how", "lost"), [("ended", 0), ("ended", 2), ("closed", 1), ("checkpointed", 0), ("checkpointed", 2)]
+)
+def test_a_disk_that_is_gone_when_the_pond_opens_again(how: str, lost: int) -> None:
+    scene = made(checkpoint=how == "checkpointed", seed=lost)
+    if how == "closed":
+        scene.pond.close()
+    scene = scene.reopened(lost)
+    scene.check()
+    scene.epoch()
+    scene.upkeep()
+    scene.epoch()
+    scene.check()
+    # Once there are backups again, the next one may go.
+    scene = scene.reopened((lost + 1) % 3)
+    scene.check()
+
+
+def test_a_disk_that_is_gone_right_after_one_that_was_lost_came_back() -> None:
+    """Those who were promoted rest on their own files, and are backed up anew before the next is lost."""
+    scene = made(2)
+    for gone in (0, 1, 0, 1):
+        scene.lose(gone)
+        scene.upkeep()
+        scene = scene.reopened()
+        scene.check()
+        scene.upkeep()
+        scene.epoch()
+        scene.check()
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=CorruptFile,
+    reason="a slice that is adopted from another container's files rests on that one's disk, and may have its backup there",
+)
+def test_slices_that_were_adopted_from_others_files_do_not_hang_on_one_disk() -> None:
+    """A pond that opens gives slices to who has none: they rest on what their owner before wrote, until written anew."""
+    scene = made(2, checkpoint=True)
+    scene.lose(0)
+    scene.upkeep()
+    scene = scene.reopened(anew=False)
+    assert set(scene.record.owners) == {0, 1}
+    scene.upkeep()
+    scene.pond.checkpoint()
+    scene.reopened(lost=1)
+
+
+def test_without_backups_a_lost_disk_is_an_error_that_names_what_is_missing() -> None:
+    """A canary: these tests would notice."""
+    scene = Scene(LossyFiles(), 2, backups=0)
+    scene.epoch()
+    with pytest.raises(CorruptFile) as raised:
+        scene.reopened(lost=0)
+    assert raised.value.hint
+
+
+def test_a_slice_whose_record_still_waits_for_another_does_not_forget_it() -> None:
+    """A record is about a slice that is whole and one whose copy has not come: promoted, the first rests on it."""
+    scene = made(2, epochs=1)
+    slices = scene.record.slices_of(0)
+    waits, whole = slices[0], slices[1:]
+    backups = scene.pond.hosting.services[1].backups
+    ids = [known.resident.id for known in scene.record.residents.values()]
+    scene.epoch()
+    backups.core.await_copies(ids, [waits])
+    scene.epoch()
+    scene.pond.maintain()
+    assert backups.core.missing([waits], {})
+    scene.coordinator._migrations.move(0, 1, whole)
+    assert [scene.record.owners[number] for number in slices] == [0, *[1] * len(whole)]
+    scene.check()
+    scene = scene.reopened()
+    scene.check()
+
+
+def test_a_copy_whose_journal_entry_may_be_on_disk_is_no_backup() -> None:
+    """The entry failed, the copier lets go: what the journal may say must not come to count."""
+    scene = Scene(LossyFiles(), 2)
+    scene.epoch()
+
+    def full_disk(_point: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    enter = scene.coordinator._migrations._enter_backup
+
+    def doubtful(*entry: Any) -> None:
+        with armed("journal.dirsync.after", action=full_disk) as plan:
+            try:
+                enter(*entry)
+            finally:
+                assert plan.fired
+
+    scene.coordinator._migrations._enter_backup = doubtful
+    with suppress(MillpondError):
+        scene.coordinator._migrations.replicate(1)
+    assert scene.record.backups == {}
+    on_disk = Journal(after(scene.files), ROOT).load()
+    assert on_disk is not None
+    assert on_disk.backups == {}
+    scene.coordinator._migrations._enter_backup = enter
+    scene.upkeep()
+    scene.epoch()
+    scene.check()
+    scene.lose(0)
+    scene.check()
+
+
+# Moves
+
+
+def test_slices_move_while_updates_go_on() -> None:
+    scene = made()
+    migrations = scene.coordinator._migrations
+    carried_out: list[str] = []
+
+    def between(what: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        """An epoch before each step of a move."""
+
+        def epoch_first(*given: Any) -> Any:
+            carried_out.append(what)
+            scene.epoch()
+            return work(*given)
+
+        return epoch_first
+
+    migrations._copy = between("copy", migrations._copy)
+    migrations._catch_up = between("catch up", migrations._catch_up)
+    for slices, to in (([0, 1], 2), ([5, 0], 1), ([0, 1, 2, 3, 4, 5], 0), ([3], 1)):
+        scene.move(numbers(*slices), to)
+        assert {scene.record.owners[number] for number in slices} == {to}
+        scene.check()
+        scene.epoch()
+        scene.check()
+        scene.reopened().check()
+    assert set(carried_out) == {"copy", "catch up"}
+    scene.upkeep()
+    scene.lose(0)
+    scene.check()
+
+
+def test_who_gave_slices_away_holds_a_backup_of_them() -> None:
+    scene = made(2)
+    mine = scene.record.slices_of(0)
+    scene.move(mine, 1)
+    assert all(scene.holders()[number] == [0] for number in mine)
+    scene.epoch()
+    scene.lose(1)
+    assert scene.record.slices_of(0) == list(range(SLICES))
+    scene.check()
+    scene.epoch()
+    scene.check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_moves_losses_and_epochs(seed: int) -> None:
+    scene = made(seed=seed)
+    chance = random.Random(seed)
+    done = set()
+    for _ in range(16):
+        deed = chance.choice(
+            ["epoch", "epoch", "move", "lose", "kill", "checkpoint", "reopen", "reopen without"]
+        )
+        done.add(deed)
+        container = chance.randrange(3)
+        match deed:
+            case "epoch":
+                scene.epoch()
+            case "move":
+                scene.move(numbers(*chance.sample(range(SLICES), 2)), container)
+            case "kill":
+                scene.pond.hosting.kill(container)
+                scene.coordinator.recover(container)
+            case "checkpoint":
+                scene.pond.checkpoint()
+            case "lose":
+                scene.upkeep()
+                scene.lose(container)
+            case "reopen":
+                scene = scene.reopened()
+            case "reopen without":
+                scene.upkeep()
+                if scene.terms(container):
+                    scene = scene.reopened(container)
+        scene.check()
+    assert len(done) > 4
