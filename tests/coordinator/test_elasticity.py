@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
@@ -57,7 +58,8 @@ class Pond:
         ids: Sequence[int] = (0, 1, 2),
         later: bool = False,
     ) -> None:
-        self.memory = SimpleNamespace(record=PondRecord(owners=owners))
+        self.memory = SimpleNamespace(record=PondRecord(owners=owners), lock=threading.RLock())
+        self.members = SimpleNamespace(leave=lambda container: None)
         self.ids = list(ids)
         self.runtime = Later() if later else Serial()
         self.moved: list[tuple[int, int, list[SliceId]]] = []
@@ -104,7 +106,8 @@ class Pond:
         self.added += ids
         self.ids = sorted({*self.ids, *ids})
 
-    def remove(self, container: int) -> None:
+    def remove(self, container: int, leave: Callable[[], None]) -> None:
+        leave()
         assert not self.memory.record.slices_of(container)
         self.removed.append(container)
         self.ids.remove(container)

@@ -16,7 +16,7 @@ class Hosts:
     def __init__(self) -> None:
         self.started = 0
 
-    def start(self, container: int) -> Host:
+    def start(self, container: int, term: Term) -> Host:
         self.started += 1
         return Host(self.started, f"at:{self.started}")
 

@@ -16,7 +16,7 @@ import millpond.stores.compaction
 from millpond.container.holdings import group_files
 from millpond.container.holdings.base import HeldSlice, Holding
 from millpond.container.holdings.group_store import GroupStore
-from millpond.container.layout import read_snapshot, snapshot_directory
+from millpond.container.layout import read_snapshot
 from millpond.durable.crashpoints import armed
 from millpond.errors import CorruptFile, WriteFailed
 from millpond.stores.delayed import DelayedEvents
@@ -50,9 +50,8 @@ def check_files(world: Any, files: Any) -> int:
     for holding, number, held in held_slices(world.pond):
         if held.saved is None or held.dirty:
             continue
-        directory = snapshot_directory("/pond", holding.resident.id)
         schema = holding.snapshot_schema
-        batches = read_snapshot(files, directory, held.saved.files, holding.resident.id, number, schema)  # type: ignore[arg-type]
+        batches = read_snapshot(files, "/pond", held.saved.files, holding.resident.id, number, schema)  # type: ignore[arg-type]
         store = holding.new_store()
         store.load(holding.merged(batches, whole=True))
         assert picture(store.export()) == picture(held.decided_copy().export()), f"{holding.name} {number}"

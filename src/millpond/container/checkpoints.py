@@ -30,6 +30,7 @@ from millpond.container.layout import (
     snapshot_path,
     write_manifest,
     write_snapshot,
+    writer_name,
 )
 from millpond.container.log import Log
 from millpond.container.merging import Merge, choose
@@ -82,7 +83,7 @@ class Checkpoints:
         self._last_bytes = 0
         # Whether there may be files to merge.
         self._many = True
-        self._backup = core.container if backup else None
+        self._writer = writer_name(core.container, is_backup=backup)
         self._may_remove = may_remove
         self._base = os.path.join(BACKUPS, log.directory) if backup else SNAPSHOTS
         # Slices that the journal does not give to this incarnation yet, as far as is known here.
@@ -288,7 +289,7 @@ class Checkpoints:
             self.pause_s_max = max(self.pause_s_max, time.perf_counter() - started)
         finally:
             held.lock.release()
-        name = snapshot_name(number, self._core.term, round_, self._backup, is_delta=saved is not None)
+        name = snapshot_name(number, self._core.term, round_, self._writer, is_delta=saved is not None)
         follows = None if saved is None else saved.files[-1]
         try:
             nbytes = self._write(holding, name, SnapshotHead(resident_id, number, follows), frozen.export())
@@ -333,7 +334,7 @@ class Checkpoints:
             return True
         with self.lock:
             chosen = choose(
-                self._core, self.grounds, self._unconfirmed, self._bounds, self._numbers, self._backup
+                self._core, self.grounds, self._unconfirmed, self._bounds, self._numbers, self._writer
             )
             self._many = bool(chosen)
         done: list[tuple[Merge, int]] = []

@@ -2,8 +2,8 @@
 
     containers/t00000003-c0000/manifest.arrow      what the slices of this incarnation rest on
     containers/t00000003-c0000/000000000017.arrow  one log record: the rows of one epoch
-    snapshots/NAME.BORN/s00042-t00000003-n000001.arrow a base: one slice of one resident
-    snapshots/NAME.BORN/s00042-t00000003-d000002.arrow a delta: what has changed in it since
+    snapshots/NAME.BORN/s00042-t00000003-n000001-c0000.arrow a base: one slice of one resident
+    snapshots/NAME.BORN/s00042-t00000003-d000002-c0000.arrow a delta: what has changed in it since
     containers/t00000003-c0000b/...                the same of slices that it holds as a backup, apart; their snapshots are
     backups/t00000003-c0000b/NAME.BORN/s00042-t00000003-n000003-c0000b.arrow
 
@@ -35,7 +35,7 @@ BACKUPS: Final = "backups"
 MANIFEST: Final = "manifest.arrow"
 _T = TypeVar("_T")
 _DIRECTORY = re.compile(r"t(\d{8})-c(\d{4})(b?)")
-_WHOSE = r"(?:-(c[0-9]{4}b))?"
+_WHOSE = r"(?:-(c[0-9]{4}b?))?"
 _SNAPSHOT = re.compile(rf"s([0-9]{{5}})-(t[0-9]{{8}})-[nd][0-9]{{6,}}{_WHOSE}\.arrow")
 SnapshotName = Annotated[
     str, msgspec.Meta(pattern=rf"^s[0-9]{{5}}-t[0-9]{{8}}-n[0-9]{{6,}}{_WHOSE}\.arrow\Z")
@@ -264,7 +264,8 @@ def snapshot_path(root: str, resident_id: ResidentId, name: str) -> str:
     """Where the snapshot of that name is: its name tells whether a backup wrote it, and whose."""
     match = _SNAPSHOT.match(name)
     assert match is not None
-    base = SNAPSHOTS if match[3] is None else os.path.join(BACKUPS, f"{match[2]}-{match[3]}")
+    backup = backup_of_snapshot(name)
+    base = SNAPSHOTS if backup is None else os.path.join(BACKUPS, backup)
     return os.path.join(snapshot_directory(root, resident_id, base), name)
 
 
@@ -278,17 +279,23 @@ def term_of_snapshot(name: str) -> int:
 def backup_of_snapshot(name: str) -> str | None:
     """The directory of the backup that wrote the snapshot; None for an owner's."""
     match = _SNAPSHOT.match(name)
-    return f"{match[2]}-{match[3]}" if match is not None and match[3] is not None else None
+    return f"{match[2]}-{match[3]}" if match is not None and (match[3] or "").endswith("b") else None
 
 
-def snapshot_name(
-    slice_id: int, term: int, number: int, backup: int | None = None, *, is_delta: bool = False
-) -> str:
-    """No other snapshot of the slice has this name, whichever container wrote it. Later ones have larger numbers.
+def writer_name(container: int, *, is_backup: bool) -> str:
+    """How names of snapshots tell who wrote them."""
+    return f"c{container:04d}{'b' if is_backup else ''}"
 
-    `backup` is a container that does not own the slice.
-    """
-    whose = "" if backup is None else f"-c{backup:04d}b"
+
+def container_of_snapshot(name: str) -> int | None:
+    """The container that wrote it; None for one that earlier versions wrote."""
+    match = _SNAPSHOT.match(name)
+    return int(match[3][1:5]) if match is not None and match[3] is not None else None
+
+
+def snapshot_name(slice_id: int, term: int, number: int, writer: str = "", *, is_delta: bool = False) -> str:
+    """No other snapshot of the slice has this name, whichever container wrote it. Later ones have larger numbers."""
+    whose = f"-{writer}" if writer else ""
     return f"s{slice_id:05d}-t{term:08d}-{'d' if is_delta else 'n'}{number:06d}{whose}.arrow"
 
 

@@ -70,7 +70,7 @@ def choose(
     unconfirmed: Collection[SliceId],
     bounds: Bounds,
     numbers: Iterator[int],
-    backup: int | None = None,
+    writer: str = "",
 ) -> list[Merge]:
     """Slices whose deltas have become too many, or too large beside the base: as many as are merged in one step."""
     chosen: list[Merge] = []
@@ -88,7 +88,7 @@ def choose(
             whole = saved.delta_bytes > bounds.deltas_share * saved.base_bytes + bounds.deltas_bytes
             whole |= too_many and saved.base_bytes <= bounds.deltas_bytes
             if whole or too_many:
-                name = snapshot_name(number, core.term, next(numbers), backup, is_delta=not whole)
+                name = snapshot_name(number, core.term, next(numbers), writer, is_delta=not whole)
                 chosen.append(Merge(holding, number, held, saved, whole, name))
                 nbytes += chosen[-1].nbytes
     return chosen

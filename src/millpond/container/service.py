@@ -17,7 +17,12 @@ from millpond.container.checkpoints import Checkpoints
 from millpond.container.core import Core
 from millpond.container.figures import by_resident, process_figures, slice_figures
 from millpond.container.holdings.base import Holding, Means, Ready, Record
-from millpond.container.layout import backup_directory_name, directory_name, term_of_snapshot
+from millpond.container.layout import (
+    backup_directory_name,
+    container_of_snapshot,
+    directory_name,
+    term_of_snapshot,
+)
 from millpond.container.log import Log
 from millpond.container.marks import Marks
 from millpond.container.recovery import rebuild
@@ -352,6 +357,11 @@ class ContainerService:
             with Marks(core, self._files, self._root, message.careful) as marks:
                 marks.spoil()
                 rebuilt = rebuild(core, self._files, self._root, adopt, marks.set)
+            for one in (one for held in rebuilt.slices.values() for one in held.values()):
+                files = one.saved.files if one.saved is not None else ()
+                if any(container_of_snapshot(file) not in (None, core.container) for file in files):
+                    # What another container wrote goes with its disk.
+                    one.write_anew()
             self.checkpoints.add(rebuilt.grounds)
             core.install(rebuilt.slices)
             self._learn(message.epochs)
