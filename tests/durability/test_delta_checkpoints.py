@@ -98,7 +98,9 @@ def check_transactions(seed: int) -> int:
             ran: list[int] = []
 
             def checkpoint(_: str, world: World = world, ran: list[int] = ran) -> None:
-                world.pond.checkpoint()
+                # The containers' own: whoever asks the coordinator waits until it has decided.
+                for service in world.pond.hosting.services.values():
+                    service.checkpoint()
                 ran.append(check_files(world, world.files))
 
             if chance.random() < 0.3:

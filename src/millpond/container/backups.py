@@ -208,13 +208,18 @@ class Backups:
 def closed(ground: Ground, log: Log) -> Ground:
     """What a slice rests on, once nothing more comes for it into that log."""
 
-    def close(span: LogSpan) -> LogSpan:
-        return log.closed(span) if span.directory == log.directory and span.last is None else span
+    def close(spans: list[LogSpan]) -> list[LogSpan]:
+        ended = [
+            log.closed(span) if span.directory == log.directory and span.last is None else span
+            for span in spans
+        ]
+        # A slice may come and go without a record: of such spans there could be two alike.
+        return [span for span in ended if span.last is None or span.last > span.after]
 
     return replace(
         ground,
-        logs=[close(span) for span in ground.logs],
-        behind={resident_id: [close(span) for span in spans] for resident_id, spans in ground.behind.items()},
+        logs=close(ground.logs),
+        behind={resident_id: close(spans) for resident_id, spans in ground.behind.items()},
     )
 
 
