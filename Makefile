@@ -10,7 +10,7 @@ PYTHON ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long soak simulate check bench clean
+.PHONY: help setup demo test test-long soak simulate chaos check bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | tr '@' '\t'
@@ -38,6 +38,12 @@ soak: setup ## the long tests: many more histories, ten minutes of kill -9; fixe
 SEEDS ?= 1000
 simulate: setup ## a whole pond in all weathers, from SEEDS seeds; the first that fails is told with its history
 	@$(BIN)/python -m millpond.testing.simulation --seeds $(SEEDS)
+
+SECONDS ?= 600
+SEED ?= 7
+chaos: setup ## a pond of processes for SECONDS, while all that may fail does, as planned from SEED
+	@MILLPOND_CHAOS_SECONDS=$(SECONDS) MILLPOND_CHAOS_SEED=$(SEED) \
+		$(BIN)/python -m pytest tests/processes/test_chaos.py -n 0 -s
 
 check: setup ## ruff and mypy, as CI runs them
 	$(BIN)/ruff check .

@@ -277,4 +277,4 @@ def test_make_help_lists_every_target() -> None:
         ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30
     )
     listed = [line.split()[1] for line in done.stdout.splitlines()]
-    assert listed == ["help", "setup", "demo", "test", "soak", "simulate", "check", "bench", "clean"]
+    assert listed == ["help", "setup", "demo", "test", "soak", "simulate", "chaos", "check", "bench", "clean"]

@@ -12,6 +12,7 @@ import pytest
 
 import millpond as mp
 from millpond.container import checkpoints, core
+from millpond.errors import Unavailable
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.house import ContainerStatus, DropResident, Ping
@@ -140,3 +141,24 @@ def test_a_slice_in_which_an_epoch_begins_after_the_plan_stays_behind(
     pond.checkpoint()
     assert pond.hosting.services[0].call(ContainerStatus()).behind == []
     pond.validate()
+
+
+def test_a_question_that_waited_while_the_container_was_stopped_brings_no_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pond, _, adding = opened(LossyFiles())
+    adding(one_event(1), 0)
+    container, now_s = pond.hosting.services[0], [100.0]
+    monkeypatch.setattr(container._runtime, "now", lambda: now_s[0])
+    first = container.call(Ping(4.0))
+    now_s[0] += 0.5
+    second = container.call(Ping(4.0, first.number))
+    container._check_lease()
+    # Stopped, and relieved; these were sent before.
+    now_s[0] += 10
+    late = [container.call(Ping(4.0, second.number)) for _ in range(3)]
+    with pytest.raises(Unavailable):
+        container._check_lease()
+    # Who hears what it answers now has not relieved it.
+    container.call(Ping(4.0, late[-1].number))
+    container._check_lease()

@@ -91,11 +91,14 @@ class Client:
         listed = self.call(ListResidents(kind.kind)).residents
         return {spec.name: cast(S, spec) for spec in listed}
 
-    def placement(self) -> Placement:
-        """Who serves which slice, as far as this client knows. Nobody waits while it asks, but those who ask."""
+    def placement(self, version: int = 0) -> Placement:
+        """Who serves which slice, as far as this client knows, but not as of an older version than that.
+
+        Nobody waits while it asks, but those who ask.
+        """
         self._check_open()
         placement = self._placement
-        if placement is not None:
+        if placement is not None and placement.version >= version:
             return placement
         placement = self._coordinator.call(Locate())
         with self._lock:
@@ -116,16 +119,18 @@ class Client:
         keys: Keys,
         longs: Sequence[npt.NDArray[np.int64]],
         columns: Sequence[pa.Array],
+        version: int = 0,
     ) -> int:
         """Sends a partition's rows to the owners of their slices; every container hears of the attempt.
 
-        The columns of a row are its key, `longs` and `columns`. Returns the rows' digest.
+        The columns of a row are its key, `longs` and `columns`; owners are as of that version, or a later one. Returns the
+        rows' digest.
         """
         keys = keys.hashed()
         spans = _parts(len(keys), keys.nbytes + sum(column.nbytes for column in columns), ROWS_MAX)
 
         def send() -> list[StageDone]:
-            placement = self.placement()
+            placement = self.placement(version)
             batches: dict[int, list[SlicedBatch]] = {container: [] for container in placement.owners}
             for start, stop in spans:
                 own, rest = (
@@ -142,8 +147,11 @@ class Client:
 
         return sum(staged.digest for staged in self._retry(send))
 
-    def stage_home(self, message: Stage, home: SliceId, rows: pa.Table) -> int:
-        """Sends a partition's rows to the container that has their home slice. Returns their digest."""
+    def stage_home(self, message: Stage, home: SliceId, rows: pa.Table, version: int = 0) -> int:
+        """Sends a partition's rows to the container that has their home slice, as of that version or a later one.
+
+        Returns their digest.
+        """
         spans = _parts(len(rows), rows.nbytes, ROWS_MAX)
         parts = [batch for start, stop in spans for batch in rows.slice(start, stop - start).to_batches()]
 
@@ -151,7 +159,7 @@ class Client:
             sliced = [SlicedBatch(batch, counts_of(home, slices, batch.num_rows)) for batch in parts]
             return connection.exchange(message, sliced).message
 
-        return self._at_home(home, send).digest
+        return self._at_home(home, send, version).digest
 
     def ask(
         self,
@@ -268,11 +276,11 @@ class Client:
 
         return self._retry(ask)
 
-    def _at_home(self, home: SliceId, ask: Callable[[Connection, int], _T]) -> _T:
+    def _at_home(self, home: SliceId, ask: Callable[[Connection, int], _T], version: int = 0) -> _T:
         """Asks the container that serves a slice of so many."""
 
         def work() -> _T:
-            placement = self.placement()
+            placement = self.placement(version)
             return ask(self._connection(placement, placement.owners[home]), placement.slices)
 
         return self._retry(work)

@@ -132,7 +132,9 @@ class Backups:
         try:
             rows = source.read(ReadHeld(holding.name, number))
         except UnknownResident:
-            # It was forgotten meanwhile; this container hears of it, too.
+            # It was forgotten, of which this container hears, too; or it is so new that its owner has not heard of it yet:
+            # then none of its epochs has begun, and there is nothing to be copied.
+            self.core.copied(holding.resident.id, number, holding.new_slice())
             return
         vector = _vector_in(rows.schema)
         held = holding.new_slice()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -73,6 +74,8 @@ from millpond.wire.waiting import KeepWaiting, ReadWaiting
 SWEEP_ENTRIES = 4096
 # Connections to other containers that are kept; of those that ended, too, until there are more.
 PEERS_MAX = 64
+# Answers to the coordinator whose times are remembered: more than it asks for in the time of a lease.
+PULSES_MAX = 64
 _T = TypeVar("_T")
 
 
@@ -107,6 +110,8 @@ class ContainerService:
         # Steps of one resident's epochs do not overlap.
         self._epoch_locks: Locks[str] = Locks(self._runtime)
         self._lease_until_s: float | None = None
+        self._pulses = count(1)
+        self._answered_s: dict[int, float] = {}
         self._writing_since_s: float | None = None
         self._write_s = 0.0
         self._order = 0
@@ -206,8 +211,8 @@ class ContainerService:
     def _tell_about(self, message: Any) -> Message:
         """Answers what changes nothing."""
         match message:
-            case Ping(lease_s):
-                return self._pulse(lease_s)
+            case Ping(lease_s, heard):
+                return self._pulse(lease_s, heard)
             case ContainerStatus():
                 return self._report()
             case AskLag(slices):
@@ -256,13 +261,18 @@ class ContainerService:
             return self._waiting.read(message)
         return self.core.holding(message.resident).read(message)
 
-    def _pulse(self, lease_s: float | None) -> Pulse:
+    def _pulse(self, lease_s: float | None, heard: int) -> Pulse:
         _ = self.core  # one that recovers is not there yet
         now_s = self._runtime.now()
+        number = next(self._pulses)
         if lease_s is not None:
-            self._lease_until_s = now_s + lease_s
+            # The first has nothing that it could go on from; of answers that are forgotten by now, none counts.
+            since_s = self._answered_s.get(heard, now_s if not self._answered_s else -math.inf)
+            self._lease_until_s = max(self._lease_until_s or -math.inf, since_s + lease_s)
+            self._answered_s[number] = now_s
+            self._answered_s.pop(number - PULSES_MAX, None)
         began_s, took_s = self._writing_since_s, self._write_s
-        return Pulse(took_s if began_s is None else max(took_s, now_s - began_s))
+        return Pulse(took_s if began_s is None else max(took_s, now_s - began_s), number)
 
     def beat(self) -> None:
         """Writes a little to the disk, and notes how long that takes. In a thread of its own."""

@@ -20,8 +20,8 @@ DISK_S_MAX = 15.0
 GAP_S_MAX = 2.0
 """Who looks more rarely than this was held up itself."""
 LEASE_S = 4.0
-"""So long after it was asked, a container answers others: less than it may be silent, so that one which was stopped and is
-relieved does not answer when it wakes up."""
+"""So long after an answer of its that was heard, a container answers others: less than it may be silent, so that one which
+was stopped and is relieved does not answer when it wakes up, whatever questions had waited for it."""
 
 
 @dataclass
@@ -29,6 +29,8 @@ class Heard:
     term: Term
     at_s: float
     disk_s: float = 0.0
+    number: int = 0
+    """Of its answer."""
 
 
 @dataclass
@@ -37,11 +39,11 @@ class Detector:
     heard: dict[int, Heard] = field(default_factory=dict)
     graces: int = 0
 
-    def hears(self, container: int, term: Term, now_s: float, disk_s: float = 0.0) -> None:
+    def hears(self, container: int, term: Term, now_s: float, disk_s: float = 0.0, number: int = 0) -> None:
         """It answered, or has just begun; its last small write took so long, or has taken so far."""
         known = self.heard.get(container)
         if known is None or term >= known.term:
-            self.heard[container] = Heard(term, now_s, disk_s)
+            self.heard[container] = Heard(term, now_s, disk_s, number)
 
     def is_silent(self, container: int, now_s: float) -> bool:
         known = self.heard.get(container)

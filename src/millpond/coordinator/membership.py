@@ -79,7 +79,7 @@ class Membership:
     def add(self, ids: Sequence[int]) -> None:
         """More containers, with no slices yet; raises what hinders one."""
         self.members.join(ids)
-        self._runtime.map(self._bring_up, list(ids))
+        self._runtime.map(self._start_first, list(ids))
 
     def remove(self, container: int, leave: Callable[[], None]) -> None:
         """Ends a container for good, once it may `leave`; that raises if it may not."""
@@ -157,8 +157,10 @@ class Membership:
 
     def _ask_pulse(self, container: int, live: Live) -> None:
         try:
-            pulse = live.connection.call(Ping(LEASE_S))
-            self.detector.hears(container, live.term, self._runtime.now(), pulse.disk_s)
+            heard = self.detector.heard.get(container)
+            last = heard.number if heard is not None and heard.term == live.term else 0
+            pulse = live.connection.call(Ping(LEASE_S, last))
+            self.detector.hears(container, live.term, self._runtime.now(), pulse.disk_s, pulse.number)
         except MillpondError:
             pass
         finally:

@@ -67,7 +67,7 @@ def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPla
             )
         known = _find(turns, message.turn)
         late_below = known.late_below if known is not None else turns.watermark
-        return EpochPlan(late_below, resident.time_kind, replayed=True)
+        return EpochPlan(late_below, resident.time_kind, replayed=True, placement=pond.version)
     if turns is None:
         if message.query in updater.ended:
             raise query_ended(message.resident, message.updater, message.query)
@@ -96,7 +96,8 @@ def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPla
             epoch=message.turn.epoch,
             expected=turns.owed.epoch,
         )
-    return EpochPlan(_late_below(updater, message.query), resident.time_kind, replayed=False)
+    late_below = _late_below(updater, message.query)
+    return EpochPlan(late_below, resident.time_kind, replayed=False, placement=pond.version)
 
 
 def awaken(pond: PondRecord, message: BeginEpoch) -> PondRecord:

@@ -145,7 +145,9 @@ class Intake:
             digest = digest_rows(rows.keys, rows.times, rows.values)
         else:
             message = part.message(self.resident, self.name, attempt)
-            digest = client.stage(message, self.rows_schema, rows.keys, [rows.times], rows.values)
+            digest = client.stage(
+                message, self.rows_schema, rows.keys, [rows.times], rows.values, plan.placement
+            )
         return receipt_of(part.partition, attempt, len(rows.times), rows.late, digest, rows.times)
 
 

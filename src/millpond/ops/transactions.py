@@ -75,7 +75,8 @@ class EventIntake:
         if plan.replayed:
             digest = _digest(events)
         else:
-            digest = client.stage_home(part.message(self.resident, self.name, attempt), self.home, events)
+            message = part.message(self.resident, self.name, attempt)
+            digest = client.stage_home(message, self.home, events, plan.placement)
         receipt = receipt_of(part.partition, attempt, len(events), late, digest, times)
         return replace(receipt, source=(digest + left_out) % (1 << 64))
 

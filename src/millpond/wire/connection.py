@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpond.errors import BadMessage, Unavailable, WrongType
+from millpond.wire.backups import BackUp
 from millpond.wire.base import Call, Exchange, Message, Read
 from millpond.wire.codec import BATCH_BYTES_MAX, check_size, decode, encode
 from millpond.wire.epochs import Stage
@@ -118,7 +119,7 @@ def checked(message: Any, batches: Iterable[SlicedBatch]) -> Iterator[SlicedBatc
     In this order: what is not sound must not even be measured, as a length that lies is a read out of bounds.
     """
     for batch, counts in batches:
-        _check_types(batch.schema, staged=isinstance(message, Stage))
+        _check_types(batch.schema, staged=isinstance(message, Stage | BackUp))
         try:
             batch.validate(full=True)
         except pa.ArrowException as error:

@@ -108,11 +108,16 @@ class Apply(Call[Done], frozen=True, tag=True):
 
 
 class EpochPlan(Message, frozen=True, tag=True):
-    """Rows below `late_below` are late in this epoch, also when it is replayed."""
+    """Rows below `late_below` are late in this epoch, also when it is replayed.
+
+    They are to be staged by a placement that is not older than `placement`: every owner must hear of the epoch, and of one
+    to which it brings no rows nobody would notice that it is missing.
+    """
 
     late_below: Progress
     time_kind: KindOfTime
     replayed: bool
+    placement: Count = 0
 
 
 class BeginEpoch(Call[EpochPlan], frozen=True, tag=True):

@@ -152,17 +152,26 @@ class Checkpoint(Call[Done], frozen=True, tag=True):
 
 
 class Pulse(Message, frozen=True, tag=True):
-    """A container answers. Its last small write to its disk took so many seconds, or has taken them so far."""
+    """A container answers. Its last small write to its disk took so many seconds, or has taken them so far.
+
+    `number` counts what it has answered.
+    """
 
     disk_s: float
+    number: Count = 0
 
 
 class Ping(Call[Pulse], frozen=True, tag=True):
-    """Whether a container answers. Nothing that it does holds this up. With a lease it answers others for so long."""
+    """Whether a container answers. Nothing that it does holds this up.
+
+    With a lease it answers others for so long after its answer `heard`, the last that reached the coordinator: a question
+    that waited while the container was stopped brings it nothing.
+    """
 
     seconds: ClassVar[float] = 2.0
 
     lease_s: float | None = None
+    heard: Count = 0
 
     senders: ClassVar[Senders] = COORDINATOR
 
