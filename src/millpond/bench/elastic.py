@@ -26,12 +26,14 @@ print_table = elastic_report.print_table
 
 
 class Work(NamedTuple):
-    """How much of everything; without `spark_keys` Spark is left out."""
+    """How much of everything. What starts many processes is left out of a quick run; without `spark_keys` Spark is."""
 
     mb: float = 1_000
     calm_s: float = 6.0
+    move_backups: Sequence[int] = (1, 0)
     peers: Sequence[int] = (1, 2, 4)
     ways_to_end: Sequence[str] = tuple(elastic_recovery.WAYS)
+    from_root: bool = True
     recovery_s: float = 3.0
     checkpoint_every_s: float = 5.0
     checkpoint_rounds: Mapping[str, int] = MappingProxyType({"delta": 2, "full": 1})
@@ -50,16 +52,15 @@ FULL = Work()
 QUICK = Work(
     mb=4,
     calm_s=0.6,
+    move_backups=(1,),
     peers=(1,),
     ways_to_end=("kill -9",),
+    from_root=False,
     recovery_s=0.3,
     checkpoint_every_s=0.5,
     checkpoint_rounds=MappingProxyType({"delta": 1}),
     checkpoint_ways=("none", "asynchronous"),
-    backups_mb=3,
-    backups_s=0.5,
-    backups=(0, 1),
-    backups_epochs=(1_000,),
+    backups=(),
     slice_keys=20_000,
     slice_batches=MappingProxyType({20_000: 5}),
     slices=(1, 64),
@@ -72,8 +73,10 @@ def run(quick: bool, progress: Callable[[str], None], work: Work | None = None) 
     work = work or (QUICK if quick else FULL)
     load_before = os.getloadavg()[0]
     results = [
-        *elastic_moves.run(work.mb, work.calm_s, progress),
-        *elastic_recovery.run(work.mb, work.recovery_s, progress, work.peers, work.ways_to_end),
+        *elastic_moves.run(work.mb, work.calm_s, work.move_backups, progress),
+        *elastic_recovery.run(
+            work.mb, work.recovery_s, progress, work.peers, work.ways_to_end, work.from_root
+        ),
         *elastic_checkpoints.run(
             work.mb, work.checkpoint_every_s, work.checkpoint_rounds, work.checkpoint_ways, progress
         ),

@@ -10,7 +10,7 @@ seconds before. A gap is the time between two answers to one client.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,12 +32,15 @@ class Span(NamedTuple):
     pause_ms: float = 0.0
 
 
-def run(mb: float, seconds: float, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(
+    mb: float, seconds: float, backups_of_ponds: Sequence[int], progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """From the backup with 1, from a copy and stopped with 0."""
     moving = list(range(SLICES - AT_TARGET - STAYS_AT_SOURCE))
     # So that what moves has that size.
     held_mb = mb * (SLICES - AT_TARGET) / len(moving)
     results: list[dict[str, Any]] = []
-    for backups in (1, 0):
+    for backups in backups_of_ponds:
         progress(f"moves, backups={backups}: loading {held_mb:,.0f} MB")
         with loaded_pond([0] * (SLICES - AT_TARGET) + [1] * AT_TARGET, held_mb, backups) as loaded:
             moved_mb = _megabytes(loaded, moving)

@@ -31,10 +31,11 @@ def run(
     progress: Callable[[str], None],
     peers: Sequence[int],
     ways: Sequence[str] = tuple(WAYS),
+    from_root: bool = True,
 ) -> list[dict[str, Any]]:
     """With one peer in all `ways`, with more in the first one."""
     plans = [(1, count, ways if count == 1 else ways[:1]) for count in peers]
-    plans.append((0, 1, ways))
+    plans += [(0, 1, ways)] * from_root
     results = []
     for backups, count, own_ways in plans:
         owners = [0] * (SLICES - count) + [1 + number for number in range(count)]
