@@ -12,7 +12,15 @@ from millpond.bench import elastic, elastic_report
 from millpond.bench.elastic_load import Notes
 
 TINY = elastic.QUICK._replace(
-    move_backups=(1, 0), from_root=True, backups=(0, 1), backups_mb=2, backups_s=0.3, backups_epochs=(1_000,)
+    move_backups=(1, 0),
+    from_root=True,
+    checkpoint_every_s=0.5,
+    checkpoint_rounds={"delta": 1},
+    checkpoint_ways=("none", "asynchronous"),
+    backups=(0, 1),
+    backups_mb=2,
+    backups_s=0.3,
+    backups_epochs=(1_000,),
 )
 SECTIONS = ["move", "vertical", "move", "recovery", "checkpoints", "backups", "slices"]
 
