@@ -32,6 +32,7 @@ BENCHES = {
     "transactions": "millpond.bench.transactions",
     "transactions-sensitivity": "millpond.bench.transactions_sensitivity",
     "tpcc": "millpond.bench.tpcc",
+    "elastic": "millpond.bench.elastic",
 }
 DEMOS = {
     "adcamp": "millpond.apps.adcamp",

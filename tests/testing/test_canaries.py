@@ -132,7 +132,14 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     ),
     "late orders about slices count": (
         64,
-        [Edit(ContainerService, "_check_order", "if order < self._order:", "if False:")],
+        [
+            Edit(
+                ContainerService,
+                "_check_order",
+                "if any(order < self._orders.get(number, 0) for number in slices):",
+                "if False:",
+            )
+        ],
     ),
     "a transaction for which memory ran out is aborted": (
         89,

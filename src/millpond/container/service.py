@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -114,7 +114,10 @@ class ContainerService:
         self._answered_s: dict[int, float] = {}
         self._writing_since_s: float | None = None
         self._write_s = 0.0
-        self._order = 0
+        # Of each slice the newest order, and the one by which it came to be served.
+        self._orders: dict[SliceId, int] = {}
+        self._promotions: dict[SliceId, int] = {}
+        self._newest_order = 0
         self._order_lock = self._runtime.lock()
         self._peers: dict[str, Connection] = {}
         self._peers_lock = self._runtime.lock()
@@ -178,17 +181,17 @@ class ContainerService:
             case LetGo(order, directories):
                 self._let_go(order, directories)
             case Enlist(order, slices):
-                self._check_order(order)
+                self._check_order(order, slices)
                 self.backups.enlist(slices)
-            case Copy(order):
-                self._check_order(order)
+            case Copy(order, _, slices):
+                self._check_order(order, slices)
                 self.backups.copy(message)
             case Promote():
                 self._promote(message)
             case Demote(order, slices):
                 self._demote(order, slices)
             case Dismiss(order, slices):
-                self._check_order(order)
+                self._check_order(order, slices)
                 self.backups.dismiss(slices)
 
     def _learn_of(self, message: Any) -> None:
@@ -361,7 +364,7 @@ class ContainerService:
         """Rebuilds slices beside those that are served; they are served once what they rest on is written down."""
         core = self.core
         with self.checkpoints.lock:
-            self._check_order(message.order)
+            self._check_order(message.order, list(message.slices))
             wanted = {n: directory for n, directory in message.slices.items() if n not in core.owned}
             adopt = Adopt(message.order, wanted, message.decided, message.careful)
             with Marks(core, self._files, self._root, message.careful) as marks:
@@ -386,15 +389,19 @@ class ContainerService:
 
     def _confirm(self, order: int, slices: list[SliceId]) -> None:
         with self.checkpoints.lock, self.backups.checkpoints.lock:
-            self._check_order(order)
+            self._check_order(order, slices)
             self.checkpoints.confirm(slices)
             self.backups.checkpoints.confirm(slices)
 
     def _promote(self, message: Promote) -> None:
         """Slices that are held as a backup are served from now on."""
         with self.checkpoints.lock, self.backups.checkpoints.lock:
-            self._check_order(message.order)
+            self._check_order(message.order, message.slices)
             wanted = [number for number in message.slices if number not in self.core.owned]
+            for number in set(message.slices) - set(wanted):
+                # By an order whose switch has failed since: what it serves may be old.
+                if self._promotions.get(number) != message.order:
+                    raise StageLost(f"slice {number} is served here already", container=self.core.container)
             if not wanted:
                 return
             slices, grounds = self.backups.give_up(wanted, message.decided)
@@ -404,13 +411,14 @@ class ContainerService:
                 self.backups.core.take_in(slices)
                 raise
             self.core.install(slices)
+            self._promotions.update(dict.fromkeys(wanted, message.order))
             self._learn(message.epochs)
             self._rebuilt["slices_promoted"] += len(wanted)
 
     def _demote(self, order: int, numbers: list[SliceId]) -> None:
         """Slices that are served here are held as a backup from now on."""
         with self.checkpoints.lock, self.backups.checkpoints.lock:
-            self._check_order(order)
+            self._check_order(order, numbers)
             wanted = [number for number in numbers if number in self.core.owned]
             grounds = {number: closed(self.checkpoints.grounds[number], self.log) for number in wanted}
             slices = self.core.release(wanted)
@@ -422,22 +430,26 @@ class ContainerService:
         names = {name for _, checkpoints in self._both for name in checkpoints.files(resident)}
         return sorted(name for name in names if term_of_snapshot(name) != self.core.term)
 
-    def _check_order(self, order: int) -> None:
-        """Whoever sent an older one has been told that it failed, and has gone on."""
+    def _check_order(self, order: int, slices: Collection[SliceId]) -> None:
+        """Whoever sent an older one about a slice has been told that it failed, and has gone on."""
         with self._order_lock:
-            if order < self._order:
+            if any(order < self._orders.get(number, 0) for number in slices):
                 raise StageLost("this came too late", container=self.core.container)
-            self._order = order
+            self._orders.update(dict.fromkeys(slices, order))
+            self._newest_order = max(order, self._newest_order)
 
     def _release(self, order: int, slices: list[SliceId]) -> None:
         with self.checkpoints.lock:
-            self._check_order(order)
+            self._check_order(order, slices)
             self.core.release(slices)
             self.checkpoints.release(set(slices), gone=False)
 
     def _let_go(self, order: int, directories: list[str]) -> None:
         """Of what is here, nobody else rests on what is in these directories."""
-        self._check_order(order)
+        with self._order_lock:
+            # Since a slice went, somebody may have come to need what it left.
+            if order < self._newest_order:
+                raise StageLost("this came too late", container=self.core.container)
         for log, checkpoints in (
             (self.log, self.checkpoints),
             (self.backups.log, self.backups.checkpoints),

@@ -171,6 +171,8 @@ class Migrations:
         The caller sees to it that the source serves them. Raises what hindered it.
         """
         watch = watch or Watch()
+        # Who may serve what the journal does not know of begins anew first.
+        self._slices.call_home()
         missing = [number for number in slices if target not in self._backing.holders(number)]
         if missing:
             watch.reaches("copying")
