@@ -170,7 +170,7 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
                 Telling,
                 "_tell",
                 "containers.ask_patiently(container, call)",
-                "with suppress(MillpondError):\n                    containers.ask(container, call)",
+                "with suppress(MillpondError):\n                        containers.ask(container, call)",
             )
         ],
     ),
