@@ -91,7 +91,7 @@ def test_a_container_that_has_another_root_is_refused_and_writes_nothing() -> No
     hosting = LocalHosting(files, "/elsewhere")
     starts: list[int] = []
     start = hosting.start
-    hosting.start = lambda container: (starts.append(container), start(container))[1]  # type: ignore[method-assign]
+    hosting.start = lambda container, term: (starts.append(container), start(container, term))[1]  # type: ignore[method-assign]
     coordinator = CoordinatorService(files, "/pond", hosting.dial, Serial())
     with pytest.raises(RootUnseen, match=r"container 0 on .* /elsewhere: it is another directory"):
         coordinator.start(hosting, 1, 4)

@@ -84,6 +84,7 @@ CALLS: dict[str, set[type[Any]]] = {
         *(epochs.BeginEpoch, epochs.CommitEpoch, epochs.AskTurns, epochs.HandedOver, house.CheckpointAll),
         *(passes.AskTaskPass, waiting.TidyWaiting),
         *(moves.MoveSlices, moves.Scale, moves.Rebalance, moves.CancelMoves, moves.AskMoves),
+        moves.Autoscale,
         *(questions.Pin, questions.Answered, questions.AskPending, questions.Report, questions.AskProgress),
     },
     "container": {
@@ -100,7 +101,7 @@ CALLS: dict[str, set[type[Any]]] = {
         *(figures.AskFigures, figures.AskSlice),
         *(epochs.Prepare, epochs.Discard, epochs.Apply, passes.Certify),
         *(backups.Enlist, backups.Copy, backups.AskLag, backups.Promote, backups.Demote, backups.Dismiss),
-        *(house.ListSnapshots, moves.SetThreads),
+        *(house.ListSnapshots, house.LetGo, moves.SetThreads),
     },
 }
 READS = {message for message in ALL_MESSAGES if issubclass(message, Read)}

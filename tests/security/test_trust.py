@@ -278,7 +278,10 @@ def test_wherever_it_ended_it_can_be_read_and_is_as_it_was_afterwards() -> None:
         history(LossyFiles())
     refused = 0
     # What one step leaves is what the next one finds.
-    points = [point for point in POINTS if point.endswith(".after")]
+    points = [point for point in POINTS if point.endswith(".after") and plans[point].hits]
+    # So short a history has no second checkpoint of a slice: its deltas and merges have tests of their own.
+    missed = {point for point in POINTS if point.endswith(".after")}.difference(points)
+    assert {point.partition(".")[0] for point in missed} <= {"delta", "merge"}
     for number, point in enumerate(points):
         files = LossyFiles()
         with armed(point, plans[point].hits, files.halt) as plan, pytest.raises(SimulatedCrash):

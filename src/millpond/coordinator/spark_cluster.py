@@ -240,7 +240,7 @@ def check_session(session: Any) -> None:
             hint=how,
             option="hosting",
         )
-    if session.sparkContext._jsc is None:
+    if getattr(session.sparkContext, "_jsc", session) is None:
         raise BadOption(
             "the Spark session has been stopped", hint="start another, and give that one", option="spark"
         )

@@ -138,7 +138,7 @@ class Tidying:
                     for container in live
                     for file in containers.ask(container, ListSnapshots(ResidentId(name))).names
                 }
-                for file in set(old) - named:
+                for file in sorted(set(old) - named):
                     self._files.remove(os.path.join(base, name, file))
 
     def _remove_directory(self, directory: str) -> None:

@@ -300,7 +300,7 @@ def progress(
         time_kind=resident.time_kind,
         held_by=_held_by(resident, updaters, silent_s),
         # One at a time is decided and not yet visible.
-        seen=resident.epochs - bool(held_back),
+        seen=max(0, resident.epochs - bool(held_back)),
     )
 
 

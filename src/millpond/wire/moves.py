@@ -81,7 +81,7 @@ class Autoscale(Call[Done], frozen=True, tag=True):
         bounds = (self.containers_min, self.containers_max)
         if (bounds[0] is None) != (bounds[1] is None) or (bounds[0] or 1) > (bounds[1] or 9_999):
             raise BadMessage(f"{bounds} are no bounds on the number of containers")
-        if not (0 <= self.busy_min < self.busy_max <= 1 and self.hold_s > 0):
+        if bounds[0] is not None and not (0 <= self.busy_min < self.busy_max <= 1 and self.hold_s > 0):
             raise BadMessage("busy_min, busy_max and hold_s do not go together")
 
 

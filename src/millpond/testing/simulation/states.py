@@ -130,7 +130,9 @@ class StateModel(ABC):
     def progress_min(self) -> Progress:
         """U is not below this: epochs that were acknowledged have moved it."""
         return min(
-            math.inf if name in self.finished else marks[self.visible[name]]
+            math.inf
+            if name in self.finished and self.visible[name] == self.acknowledged[name]
+            else marks[self.visible[name]]
             for name, marks in self.watermarks.items()
         )
 
