@@ -21,6 +21,7 @@ SEED = int(os.environ.get("MILLPOND_CHAOS_SEED", "1"))
 
 
 @pytest.mark.timeout(SECONDS + 400)
+@pytest.mark.long
 def test_whatever_happens_nothing_is_lost_doubled_or_told_wrong(tmp_path: Path) -> None:
     root = tmp_path / "pond"
     threads = set(threading.enumerate())
