@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -14,6 +15,7 @@ from millpond.client import runs
 from millpond.client.client import Client
 from millpond.client.runs import Run, Runs
 from millpond.errors import BadOption
+from millpond.wire.base import SliceId
 from millpond.wire.house import ContainerInfo, Locate, Placement
 from millpond.wire.states import ReadSlices
 
@@ -98,6 +100,30 @@ def test_an_answer_that_was_overtaken_is_not_taken() -> None:
     client._placement = None
     client._coordinator.before = overtake  # type: ignore[attr-defined]
     assert client.placement() is newer
+    client.close()
+
+
+def test_it_asks_for_what_has_changed_and_for_the_whole_where_that_does_not_help() -> None:
+    whole = Placement("/pond", 3, [0, 1], [ContainerInfo(0, 7, "c0", (SliceId(0),))], "a" * 32)
+    news = Placement(
+        "/pond", 4, [], [ContainerInfo(0, 7, "c0", ())], "a" * 32, since=3, changed={SliceId(1): 0}
+    )
+    replies = [whole, news, whole, msgspec.structs.replace(news, landmark="b" * 32), whole]
+    asked: list[int | None] = []
+
+    class Coordinator(Peer):
+        def call(self, message: Any) -> Any:
+            asked.append(message.known)
+            return replies.pop(0)
+
+    client = Client(Coordinator(), lambda address: Peer())
+    seen = []
+    for _ in range(4):
+        client._placement = None  # as a retry leaves it
+        seen.append(client.placement())
+    assert asked == [None, 3, 4, 3, None], "one of another opening is asked for anew"
+    assert [placement.owners for placement in seen] == [[0, 1], [0, 0], [0, 1], [0, 1]]
+    assert seen[1].containers[0].slices == (0, 1)
     client.close()
 
 

@@ -233,6 +233,26 @@ def test_the_pond_at_100_by_30() -> None:
     assert text.splitlines()[-1].startswith("q quit")
 
 
+def test_a_move_says_how_far_it_is_in_full_and_what_hinders_it() -> None:
+    moves = [
+        {**MOVE, "phase": "catching up", "progress": 0.9, "cause": "return"},
+        {**MOVE, "id": 5, "phase": "waiting", "error": "container 1 is not up"},
+    ]
+    seen = seen_of(metrics(10), metrics(12, moves=moves))
+    text = text_of(View(), seen)
+    assert "moves under way 5 is tried again: container 1 is not up" in text
+    first, second = section(text, "moves under way")[1:3]
+    assert "catching up" in first
+    assert first.split()[-4:] == ["90%", "12", "s", "return"]
+    assert "waiting" in second
+
+
+def test_one_is_not_many() -> None:
+    seen = seen_of(metrics(10, slices=1, containers=1), metrics(12, slices=1, containers=1))
+    assert "1 container, 1 slice, all served" in text_of(View(), seen)
+    assert "its 1 slice " in text_of(View(page="container", container=0), seen)
+
+
 def test_what_needs_attention_is_said() -> None:
     text = text_of(View(), seen_of(troubled(10), troubled(12)))
     health = text.splitlines()[2]

@@ -185,12 +185,21 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Holds a token of the pond; the read-only one will do."),
 ]
+BundleFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate",
+        metavar="FILE",
+        help="By TLS: a copy of the pond's client.pem; client.read.pem goes with the read-only token.",
+    ),
+]
 
 
 @app.command()
 def top(
     address: Where,
     token_file: TokenFile = None,
+    certificate: BundleFile = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one page and end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document instead.")] = False,
@@ -201,7 +210,7 @@ def top(
 
     if json and not once:
         raise BadOption("--json prints one document", hint="give --once, too", option="--json")
-    way = way_to(address, token_file)
+    way = way_to(address, token_file, certificate)
     if once or not out.is_terminal:
         loop.once(way.join, way.address, interval, json, out)
         return
@@ -214,6 +223,7 @@ def top(
 def metrics(
     address: Where,
     token_file: TokenFile = None,
+    certificate: BundleFile = None,
     file: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write there instead, whole or not at all."),
@@ -231,7 +241,7 @@ def metrics(
 
     if every is not None and file is None:
         raise BadOption("--every writes a file anew", hint="give --out FILE, too", option="--every")
-    way = way_to(address, token_file)
+    way = way_to(address, token_file, certificate)
     if file is None:
         with way.join() as pond:
             out.file.write(pond.metrics_text())

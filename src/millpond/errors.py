@@ -72,6 +72,18 @@ class BadOption(MillpondError, ValueError):
     fields = ("option",)
 
 
+def check_not_connect(thing: object, option: str) -> None:
+    """BadOption for a session or a DataFrame of Spark Connect, told by its module's name: its driver is elsewhere."""
+    if type(thing).__module__.startswith("pyspark.sql.connect"):
+        raise BadOption(
+            f"a {type(thing).__name__} of Spark Connect cannot be used: its driver is in another process, where a pond does"
+            " not reach",
+            hint='use hosting="standalone": run the pond with `millpond serve`, join it with mp.connect(address, token), without'
+            " spark=, and hand it Arrow tables, as frame.toArrow() makes them",
+            option=option,
+        )
+
+
 class BadRoot(MillpondError, OSError):
     """A root directory that cannot hold a pond."""
 
@@ -182,6 +194,12 @@ class OutOfMemory(MillpondError, MemoryError):
     """User code, or a request, that needs more memory than its container may have. What it was to change did not happen."""
 
     fields = ("what",)
+
+
+class NoRoom(MillpondError, MemoryError):
+    """Slices that a container has no memory left for. They are served where they were."""
+
+    fields = ("container", "needs", "left")
 
 
 class LateRows(MillpondError, ValueError):

@@ -136,7 +136,7 @@ def whole(shell: Shell, *slices: int) -> None:
     """These are held from the beginning: there was nothing to copy."""
     shell.core.enlist(numbers(slices))
     for number in numbers(slices):
-        shell.core.copied(shell.core.holding("s").resident.id, number, shell.core.holding("s").new_slice())
+        shell.core.copied(0, shell.core.holding("s").resident.id, number, shell.core.holding("s").new_slice())
 
 
 def at(number: int, time: int, value: int) -> Row:
@@ -235,7 +235,7 @@ def test_a_write_that_failed_leaves_its_number_to_the_next() -> None:
     message = back_up(1, ballot=1)
     assert shell.core.accept(message)
     assert shell.core.number("s") == 1
-    shell.core.not_kept()
+    shell.core.not_written(1)
     assert shell.core.unfinished() == []
     assert shell.keep(message, [at(0, 5, 50)]), "it comes again"
     assert shell.log[0].seq == 1
@@ -312,12 +312,12 @@ def test_records_wait_for_the_copy_and_what_it_has_is_not_applied_again() -> Non
     assert shell.rows(0) == shell.rows(1) == set()
     assert "slice 0 of 's' was not copied" in core.missing(numbers([0]), {"s": {"a": EPOCH[2]}})
     # Of one slice the copy has seen turn 2, of the other it was taken before.
-    core.copied(resident_id, SliceId(0), copy_of(shell, [at(0, 1, 1), at(0, 5, 99)], {"a": EPOCH[2]}))
+    core.copied(0, resident_id, SliceId(0), copy_of(shell, [at(0, 1, 1), at(0, 5, 99)], {"a": EPOCH[2]}))
     shell.catch_up()
     assert shell.rows(0) == {at(0, 1, 1), at(0, 5, 99)}
     assert shell.rows(1) == set()
     assert 1 in core.unfinished(), "slice 1 rests on it"
-    core.copied(resident_id, SliceId(1), copy_of(shell, [], {"a": EPOCH[1]}))
+    core.copied(0, resident_id, SliceId(1), copy_of(shell, [], {"a": EPOCH[1]}))
     shell.catch_up()
     assert shell.rows(1) == {at(1, 5, 52)}
     assert core.unfinished() == [2]
@@ -330,14 +330,16 @@ def test_what_lies_behind_a_record_that_cannot_be_applied_waits_for_its_slices_a
     whole(shell, 0, 2)
     shell.core.enlist(numbers([1]))
     shell.keep(back_up(1, ballot=1), [at(0, 1, 10), at(1, 1, 10)])
+    shell.keep(back_up(2, ballot=1, slices=[2]))
     shell.keep(back_up(2, ballot=2, turn=1, slices=[2], decided={"a": EPOCH[0]}), [at(2, 2, 20)])
+    shell.keep(back_up(1, ballot=2, turn=1, decided={"a": EPOCH[0]}))
     shell.keep(back_up(1, ballot=3, turn=2, decided={"a": EPOCH[1]}), [at(0, 3, 30), at(1, 3, 30)])
     shell.core.settle("s", {"a": EPOCH[2]})
     shell.catch_up()
     assert shell.rows(0) == {at(0, 1, 10), at(0, 3, 30)}
     assert shell.rows(2) == {at(2, 2, 20)}
     assert shell.rows(1) == set()
-    shell.core.copied(shell.core.holding("s").resident.id, SliceId(1), copy_of(shell, [], {}))
+    shell.core.copied(0, shell.core.holding("s").resident.id, SliceId(1), copy_of(shell, [], {}))
     shell.catch_up()
     assert shell.rows(1) == {at(1, 1, 10), at(1, 3, 30)}
 
@@ -347,15 +349,16 @@ def test_a_slice_that_is_copied_again_waits_again() -> None:
     whole(shell, 0, 1)
     resident_id = shell.core.holding("s").resident.id
     shell.keep(back_up(1, ballot=1), [at(0, 1, 10)])
-    shell.core.await_copies([resident_id], numbers([0, 3]))
+    shell.core.await_copies(7, [resident_id], numbers([0, 3]))
     shell.core.settle("s", {"a": EPOCH[0]})
     shell.catch_up()
     assert shell.rows(0) == set()
     assert shell.core.missing(numbers([1]), {"s": {"a": EPOCH[0]}}) == ""
     assert shell.core.missing(numbers([0]), {"s": {"a": EPOCH[0]}})
-    shell.core.copied(resident_id, SliceId(3), copy_of(shell, [at(3, 0, 0)], {}))
+    with pytest.raises(BackupLost):
+        shell.core.copied(7, resident_id, SliceId(3), copy_of(shell, [at(3, 0, 0)], {}))
     assert SliceId(3) not in shell.core.holding("s").slices, "it is not held here"
-    shell.core.copied(resident_id, SliceId(0), copy_of(shell, [], {}))
+    shell.core.copied(7, resident_id, SliceId(0), copy_of(shell, [], {}))
     shell.catch_up()
     assert shell.rows(0) == {at(0, 1, 10)}
 
@@ -378,6 +381,16 @@ def test_slices_that_are_released_leave_nothing_behind() -> None:
     assert shell.core.missing(numbers([0]), {"s": {"a": EPOCH[0]}}) == "slice 0 of 's' has not epoch 0 of a"
 
 
+def test_word_of_a_resident_that_was_forgotten_keeps_no_slice_from_being_served() -> None:
+    """It came late; nobody knows it, so that no copy of it comes."""
+    shell = Shell()
+    shell.core.drop("s", 1)
+    shell.core.add(Resident(SPEC, 1, -math.inf, -math.inf))
+    shell.core.enlist(numbers([0]))
+    assert shell.core.missing(numbers([0]), {"s": {}}) == "slice 0 of 's' was not copied"
+    assert shell.core.missing(numbers([0]), {"other": {"a": EPOCH[0]}}) == ""
+
+
 def test_slices_that_come_whole_need_no_copy() -> None:
     shell = Shell()
     shell.core.enlist(numbers([0]))
@@ -389,17 +402,45 @@ def test_slices_that_come_whole_need_no_copy() -> None:
     assert shell.rows(0) == {at(0, 1, 1), at(0, 2, 2)}
 
 
-def test_a_resident_that_is_broken_takes_nothing_and_is_missing_until_all_is_released() -> None:
+def test_a_slice_that_lacks_a_record_is_of_no_use_until_it_is_copied_again() -> None:
+    """Whatever kept it from the record: what follows tells that there was one."""
     shell = Shell()
     whole(shell, 0, 1)
-    shell.core.holding("s").broken = RuntimeError("no memory")
-    assert shell.core.missing(numbers([0]), {}) == "'s' is broken"
+    resident_id = shell.core.holding("s").resident.id
+    shell.keep(back_up(1, ballot=1), [at(0, 1, 10)])
+    shell.keep(back_up(1, ballot=3, turn=2, slices=[0], decided={"a": EPOCH[1]}), [at(0, 3, 30)])
+    shell.core.settle("s", {"a": EPOCH[2]})
+    shell.catch_up()
+    assert shell.rows(0) == {at(0, 1, 10)}
+    assert shell.core.missing(numbers([0]), {"s": {"a": EPOCH[2]}}) == "slice 0 of 's' was not copied"
     with pytest.raises(BackupLost):
-        shell.keep(back_up(1, ballot=1))
-    shell.core.release(numbers([0]))
-    assert shell.core.holding("s").broken is not None
-    shell.core.release(numbers([1]))
-    assert shell.core.holding("s").broken is None
+        shell.keep(back_up(1, ballot=4, turn=3, slices=[0], decided={"a": EPOCH[2]}))
+    shell.core.enlist(numbers([0]))
+    assert shell.keep(back_up(1, ballot=5, turn=3, slices=[0], decided={"a": EPOCH[2]}), [at(0, 4, 40)])
+    shell.core.await_copies(9, [resident_id], numbers([0]))
+    shell.core.copied(9, resident_id, SliceId(0), copy_of(shell, [at(0, 2, 20)], {"a": EPOCH[2]}))
+    shell.core.settle("s", {"a": EPOCH[3]})
+    shell.catch_up()
+    assert shell.rows(0) == {at(0, 2, 20), at(0, 4, 40)}
+    assert shell.core.missing(numbers([0]), {"s": {"a": EPOCH[3]}}) == ""
+
+
+def test_of_two_copies_of_a_slice_the_one_that_was_asked_for_last_counts() -> None:
+    """The other was read before records that are applied by now, or that were not taken."""
+    shell = Shell()
+    whole(shell, 0)
+    resident_id = shell.core.holding("s").resident.id
+    shell.core.await_copies(7, [resident_id], numbers([0]))
+    shell.core.await_copies(8, [resident_id], numbers([0]))
+    with pytest.raises(BackupLost):
+        shell.core.copied(7, resident_id, SliceId(0), copy_of(shell, [at(0, 1, 1)], {}))
+    shell.core.copied(8, resident_id, SliceId(0), copy_of(shell, [at(0, 2, 2)], {"a": EPOCH[0]}))
+    with pytest.raises(BackupLost):
+        shell.core.copied(8, resident_id, SliceId(0), copy_of(shell, [at(0, 3, 3)], {}))
+    shell.core.enlist(numbers([0]))
+    with pytest.raises(BackupLost):
+        shell.core.copied(8, resident_id, SliceId(0), copy_of(shell, [at(0, 3, 3)], {}))
+    assert shell.rows(0) == {at(0, 2, 2)}
 
 
 # Random sequences, beside a dict
@@ -481,7 +522,7 @@ class Scene:
             if len(batch):
                 held.store.load(batch)
             held.vector = dict(theirs.vector)
-            self.shell.core.copied(self.shell.core.holding("s").resident.id, number, held)
+            self.shell.core.copied(0, self.shell.core.holding("s").resident.id, number, held)
             self.uncopied.discard(number)
 
     def release(self) -> None:

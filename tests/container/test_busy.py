@@ -153,12 +153,12 @@ def test_a_question_that_waited_while_the_container_was_stopped_brings_no_lease(
     first = container.call(Ping(4.0))
     now_s[0] += 0.5
     second = container.call(Ping(4.0, first.number))
-    container._check_lease()
+    container._lease.check()
     # Stopped, and relieved; these were sent before.
     now_s[0] += 10
     late = [container.call(Ping(4.0, second.number)) for _ in range(3)]
     with pytest.raises(Unavailable):
-        container._check_lease()
+        container._lease.check()
     # Who hears what it answers now has not relieved it.
     container.call(Ping(4.0, late[-1].number))
-    container._check_lease()
+    container._lease.check()

@@ -167,7 +167,7 @@ def test_slices_whose_directory_is_lost_rest_on_backups() -> None:
             "others": (SliceId(0), SliceId(1)),
         },
     )
-    after = placement.rest_on_backups(pond, "lost", numbers(0, 1, 2), ["there", "some", "others"])
+    after = placement.rest_on_backups(pond, numbers(0, 1, 2, 3), ["there", "some", "others"])
     assert placement.directories_of(after, numbers(0, 1, 2, 3)) == {
         0: "others",
         1: "others",

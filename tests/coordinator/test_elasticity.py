@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -19,11 +18,12 @@ from millpond.coordinator.elasticity import (
     Elasticity,
     Scaling,
     Ticket,
-    load_moves,
 )
+from millpond.coordinator.homes import Homes
+from millpond.coordinator.loads import Room
 from millpond.coordinator.migrations import Watch
 from millpond.coordinator.records import PondRecord
-from millpond.errors import BadOption, MillpondError, Unavailable
+from millpond.errors import BadOption, MillpondError, NoTaskSlots, Unavailable
 from millpond.runtime import Serial
 from millpond.wire.base import SliceId
 
@@ -64,11 +64,13 @@ class Pond:
         self.runtime = Later() if later else Serial()
         self.moved: list[tuple[int, int, list[SliceId]]] = []
         self.hindrance: Callable[[str], None] = lambda stage: None
-        self.held: dict[int, list[int]] = {}
+        self.backups: dict[int, list[int]] = {}
         self.replicated = 0
         self.removed: list[int] = []
         self.added: list[int] = []
-        fakes: Any = SimpleNamespace(containers=self)
+        self.room = 9
+        self.homes = Homes()
+        fakes: Any = SimpleNamespace(containers=self, homes=self.homes)
         everything: Any = self
         self.elasticity = Elasticity(everything.memory, fakes, everything, everything, self.runtime)
 
@@ -92,15 +94,19 @@ class Pond:
 
     def replicate(self, wanted: int, leaving: Collection[int] = ()) -> bool:
         self.replicated += 1
-        self.held = {n: [c for c in held if c not in leaving] for n, held in self.held.items()}
+        self.backups = {n: [c for c in held if c not in leaving] for n, held in self.backups.items()}
         return False
 
     # As `Backing`
 
-    def holders(self, number: SliceId) -> list[int]:
-        return self.held.get(number, [])
+    def held(self) -> dict[SliceId, list[int]]:
+        return {SliceId(n): self.backups.get(n, []) for n in range(self.memory.record.slices)}
 
     # As `Membership`
+
+    def check_room(self, containers: int) -> None:
+        if containers > self.room:
+            raise NoTaskSlots("there is no room", slots=self.room, taken=containers, left=0)
 
     def add(self, ids: Sequence[int]) -> None:
         self.added += ids
@@ -286,7 +292,8 @@ def test_of_one_slice_only_one_move_runs() -> None:
     assert [ticket.began_s is not None for ticket in (first, second, third)] == [True, False, True]
     assert isinstance(pond.runtime, Later)
     pond.runtime.run()
-    assert pond.stages(first, second, third) == ["cancelled", "moved", "moved"]
+    assert pond.stages(first, second, third) == ["moved", "moved", "moved"]
+    assert pond.owners == (2, 1, 0, 1, 1, 2)
 
 
 def test_a_slice_that_went_elsewhere_meanwhile_is_moved_from_there() -> None:
@@ -311,6 +318,8 @@ def test_a_pond_that_closes_begins_nothing_and_tries_nothing_again() -> None:
     assert (ticket.stage, ticket.tries) == ("cancelled", 1)
     (never,) = pond.elasticity.move(numbers(1), to=1)
     assert never.began_s is None
+    with pytest.raises(Unavailable, match="closing"):
+        pond.elasticity.scale(1)
 
 
 def test_what_is_over_is_remembered_within_bounds() -> None:
@@ -377,18 +386,18 @@ def test_those_that_are_there_stay_and_the_lowest_free_ids_come(
 
 def test_destinations_that_hold_a_backup_are_preferred() -> None:
     pond = Pond((0,) * 6, (0, 1, 2))
-    pond.held = {5: [2], 2: [1], 3: [1], 4: [2]}
+    pond.backups = {5: [2], 2: [1], 3: [1], 4: [2]}
     assert scaled(pond, 3).error is None
     assert pond.owners == (0, 0, 1, 1, 2, 2)
 
 
 def test_who_leaves_goes_once_no_slice_needs_it() -> None:
     pond = Pond((0, 0, 1, 1, 2, 2), (0, 1, 2))
-    pond.held = {0: [2], 1: [1]}
+    pond.backups = {0: [2], 1: [1]}
     assert scaled(pond, 2).error is None
     assert pond.replicated
     assert pond.removed == [2]
-    assert pond.held == {0: [], 1: [1]}
+    assert pond.backups == {0: [], 1: [1]}
 
 
 def test_more_containers_than_slices_are_refused() -> None:
@@ -406,6 +415,15 @@ def test_one_change_at_a_time() -> None:
         pond.elasticity.scale(3)
     assert raised.value.hint
     assert pond.elasticity.scaling is scaling
+
+
+def test_who_finds_no_room_is_told_at_once() -> None:
+    pond = Pond()
+    pond.room = 3
+    with pytest.raises(NoTaskSlots):
+        pond.elasticity.scale(4)
+    assert pond.elasticity.scaling is None
+    assert scaled(pond, 2).error is None
 
 
 def test_a_change_that_fails_says_why_and_the_next_may_begin() -> None:
@@ -444,72 +462,120 @@ def test_one_that_gets_slices_again_does_not_go() -> None:
         return replicate(wanted)
 
     pond.replicate = give_back  # type: ignore[method-assign]
-    pond.held = {0: [2]}
+    pond.backups = {0: [2]}
     error = scaled(pond, 2).error
     assert error is not None
     assert "has got slices again" in error.message
     assert pond.removed == []
 
 
-# Balance
+# Requests that meet, and what a target has room for
 
 
-def totals(loads: dict[SliceId, float], owners: Sequence[int], containers: Sequence[int]) -> dict[int, float]:
-    return {
-        c: sum(loads.get(SliceId(n), 0.0) for n, owner in enumerate(owners) if owner == c) for c in containers
-    }
+def test_a_later_request_takes_only_its_own_slices_out_of_one_that_waits() -> None:
+    pond = Pond(later=True)
+    for number in (3, 4):
+        pond.elasticity.move(numbers(number), to=2)
+    (earlier,) = pond.elasticity.move(numbers(0, 1, 2), to=2)
+    (later,) = pond.elasticity.move(numbers(1), to=1)
+    assert earlier.slices == [0, 2]
+    assert pond.elasticity.expected == ([2, 1, 2, 2, 2, 1], {0, 1, 2, 3, 4})
+    assert not pond.elasticity.is_idle
+    assert isinstance(pond.runtime, Later)
+    pond.runtime.run()
+    assert pond.stages(earlier, later) == ["moved", "moved"]
+    assert pond.owners == (2, 1, 2, 2, 2, 1)
+    assert pond.elasticity.is_idle
 
 
-def test_the_hottest_goes_first_and_no_more_than_it_takes() -> None:
-    loads = {SliceId(n): load for n, load in enumerate([50.0, 10.0, 10.0, 30.0, 0.0, 0.0])}
-    assert load_moves(loads, [0, 0, 0, 0, 1, 1], [0, 1]) == {0: 1}
+@pytest.mark.parametrize("stage", ["copying", "catching up", "switching"])
+def test_a_later_request_takes_only_its_own_slices_out_of_one_that_has_begun(stage: str) -> None:
+    pond = Pond()
+    asked: list[Ticket] = []
+
+    def hinder(now: str) -> None:
+        if now == stage and not asked:
+            asked.append(Ticket(0, [], 0, 0, "move", 0.0))
+            asked.extend(pond.elasticity.move(numbers(1), to=1))
+
+    pond.hindrance = hinder
+    (first,) = pond.elasticity.move(numbers(0, 1), to=2)
+    assert pond.stages(first, asked[1]) == ["moved", "moved"]
+    assert (first.slices, first.tries) == ([0], 0)
+    assert pond.owners == (2, 1, 0, 1, 1, 1)
 
 
-def test_one_slice_that_is_all_the_load_stays_where_it_is() -> None:
-    assert load_moves({SliceId(0): 90.0}, [0, 0, 1, 1], [0, 1]) == {}
-    assert load_moves({SliceId(0): 90.0}, [0, 1], [0, 1]) == {}
+def test_what_is_on_its_way_there_already_goes_on() -> None:
+    pond = Pond(later=True)
+    (first,) = pond.elasticity.move(numbers(0, 1), to=2)
+    again = pond.elasticity.move(numbers(1, 2), to=2)
+    assert again[0] is first
+    assert [ticket.slices for ticket in again] == [[0, 1], [2]]
+    assert isinstance(pond.runtime, Later)
+    pond.runtime.run()
+    assert pond.moved == [(0, 2, [0, 1]), (0, 2, [2])], "each moves once"
 
 
-@pytest.mark.parametrize("containers", [[0], [0, 1]])
-def test_without_load_nothing_moves(containers: list[int]) -> None:
-    assert load_moves({}, [0, 0, 0], containers) == {}
-    assert load_moves({SliceId(0): 0.0}, [0, 0, 0], containers) == {}
+def test_the_order_that_is_asked_for_is_kept() -> None:
+    pond = Pond()
+    pond.elasticity.move(numbers(2, 0, 1), to=2)
+    assert pond.moved == [(0, 2, [2, 0, 1])]
 
 
-def test_what_is_even_within_the_tolerance_stays() -> None:
-    loads = {SliceId(0): 54.0, SliceId(1): 46.0}
-    assert load_moves(loads, [0, 1], [0, 1]) == {}
-    loads = {SliceId(n): load for n, load in enumerate([4.0, 50.0, 46.0])}
-    assert load_moves(loads, [0, 0, 1], [0, 1]) == {}
-    assert load_moves(loads, [0, 0, 1], [0, 1], tolerance=0.01) == {0: 1}
+def test_a_target_without_room_gets_nothing_and_whoever_asks_is_told_at_once() -> None:
+    pond = Pond()
+    sizes = {SliceId(0): 80, SliceId(1): 50}
+    pond.elasticity.rooms = lambda owner, target: Room({1: 100}, sizes)
+    large, small = pond.elasticity.move(numbers(0, 1), to=1)[0], pond.elasticity.move(numbers(0), to=1)[0]
+    assert pond.stages(large, small) == ["failed", "moved"]
+    assert large.tries == 1
+    (info, _) = pond.elasticity.moves()
+    assert "130 bytes" in info.error
+    assert "100 left" in info.error
+    assert large.error is not None
+    assert large.error.hint
+    assert pond.owners == (1, 0, 0, 1, 1, 1)
 
 
-def test_slices_of_others_than_the_containers_are_left_alone() -> None:
-    loads = {SliceId(n): 10.0 for n in range(6)}
-    out = load_moves(loads, [9, 9, 9, 0, 0, 0], [0, 1])
-    assert set(out) <= {3, 4, 5}
-    assert set(out.values()) == {1}
+def test_room_that_others_are_about_to_take_is_waited_for() -> None:
+    pond = Pond()
+    pond.elasticity.rooms = lambda owner, target: Room({1: 100}, {SliceId(n): 60 for n in range(6)})
+    tries: list[Ticket] = []
+
+    def hinder(stage: str) -> None:
+        if stage == "switching" and not tries:
+            tries.extend(pond.elasticity.moves())  # type: ignore[arg-type]
+            with pytest.raises(Unavailable, match="on their way"):
+                pond.elasticity._take_room(Ticket(9, numbers(1), 0, 1, "move", 0.0), 0, numbers(1))
+
+    pond.hindrance = hinder
+    (first,) = pond.elasticity.move(numbers(0), to=1)
+    (second,) = pond.elasticity.move(numbers(1), to=1)
+    assert tries
+    assert pond.stages(first, second) == ["moved", "moved"]
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_every_slice_moves_at_most_once_and_the_hottest_container_gets_cooler(seed: int) -> None:
-    chance = random.Random(seed)
-    containers = list(range(chance.randint(1, 5)))
-    owners = [chance.choice(containers) for _ in range(chance.randint(1, 40))]
-    loads = {SliceId(n): chance.choice([0.0, 1.0, 5.0, chance.random() * 100]) for n in range(len(owners))}
-    out = load_moves(loads, owners, containers)
-    after = [out.get(SliceId(n), owner) for n, owner in enumerate(owners)]
-    assert all(owners[n] != target for n, target in out.items())
-    assert all(loads[n] > 0 for n in out)
-    before_loads, after_loads = totals(loads, owners, containers), totals(loads, after, containers)
-    if out:
-        assert max(after_loads.values()) < max(before_loads.values())
-    assert load_moves(loads, owners, containers) == out
-    # Small pieces: what is left is within the tolerance, or within one piece.
-    mean = sum(after_loads.values()) / len(containers)
-    pieces = [
-        loads[SliceId(n)]
-        for n, owner in enumerate(after)
-        if owner == max(after_loads, key=after_loads.__getitem__)
-    ]
-    assert max(after_loads.values()) <= mean * 1.1 + max(pieces, default=0.0) + 1e-9
+@pytest.mark.parametrize("wish", ["move", "cancel", "scale"])
+def test_a_wish_about_slices_is_not_undone(wish: str) -> None:
+    """They do not go back to a container that they left when it ended."""
+    pond = Pond()
+    pond.homes.left(2, {SliceId(0): 0})
+    match wish:
+        case "move":
+            assert pond.elasticity.move(numbers(0), to=0) == [], "it is there, and shall be"
+        case "cancel":
+            pond.hindrance = lambda stage: pond.elasticity.cancel()
+            pond.elasticity.move(numbers(0), to=2, cause="return")
+        case "scale":
+            scaled(pond, 3)
+    owners = [0, *pond.owners[1:]]
+    pond.homes.to_return(0.0, owners, pond.ids, is_well=True)
+    assert pond.homes.to_return(1000.0, owners, pond.ids, is_well=True) == {}
+
+
+def test_slices_that_go_back_are_still_on_their_way_home() -> None:
+    pond = Pond(later=True)
+    pond.homes.left(2, {SliceId(0): 0})
+    pond.elasticity.move(numbers(0), to=2, cause="return")
+    pond.homes.to_return(0.0, pond.owners, pond.ids, is_well=True)
+    assert pond.homes.to_return(1000.0, pond.owners, pond.ids, is_well=True) == {2: [0]}

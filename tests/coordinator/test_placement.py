@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+import msgspec
 import pytest
 
 from millpond.coordinator import placement
 from millpond.coordinator.records import PondRecord
+from millpond.errors import BadMessage
 from millpond.wire.base import SliceId
+from millpond.wire.house import ContainerInfo, Placement
 
 
 @pytest.mark.parametrize("slices", [1, 2, 5, 64, 97])
@@ -91,3 +94,48 @@ def test_a_slice_rests_on_one_directory_alone() -> None:
 def test_terms_go_on_by_one() -> None:
     pond = PondRecord(owners=(0,))
     assert placement.next_term(placement.next_term(pond)).term == 2
+
+
+# What clients are told
+
+
+def test_who_knows_a_version_is_told_what_has_changed_since() -> None:
+    versions, pond = placement.Versions(), PondRecord(owners=(0,) * 8, version=5)
+    assert versions.since(pond, None) is None
+    assert versions.since(pond, 5) == {}
+    after = placement.placed(pond, [0, 0, 0, 1, 0, 0, 0, 0])
+    assert versions.since(after, 5) == {3: 1}
+    twice = placement.placed(after, [2, 0, 0, 0, 0, 0, 0, 0])
+    assert versions.since(twice, 6) == {0: 2, 3: 0}
+    assert versions.since(twice, 5) == {0: 2}, "all that lies between counts once"
+    assert versions.since(twice, 4) is None, "nobody was told that one here"
+    assert versions.since(twice, 9) is None
+
+
+def test_the_whole_is_told_where_most_has_changed_or_what_was_is_forgotten() -> None:
+    versions, pond = placement.Versions(), PondRecord(owners=(0,) * 8, version=1)
+    versions.since(pond, None)
+    assert versions.since(placement.placed(pond, [1, 1, 1, 0, 0, 0, 0, 0]), 1) is None
+    for step in range(placement.VERSIONS_MAX):
+        pond = placement.placed(pond, [step + 1] * 8)
+        versions.since(pond, None)
+    assert versions.since(pond, 1) is None
+    assert versions.since(pond, pond.version) == {}
+    assert len(versions._told) == placement.VERSIONS_MAX
+
+
+def test_what_has_changed_and_what_was_known_make_the_whole() -> None:
+    infos = [ContainerInfo(number, 100 + number, f"c{number}", ()) for number in range(3)]
+    known = Placement("/pond", 5, [0, 0, 1, 1], infos[:2])
+    news = Placement("/pond", 7, [], infos, since=5, changed={SliceId(1): 2, SliceId(3): 0})
+    whole = news.completed(known)
+    assert (whole.version, whole.owners, whole.since, whole.changed) == (7, [0, 2, 1, 0], None, {})
+    assert {info.id: info.slices for info in whole.containers} == {0: (0, 3), 1: (2,), 2: (1,)}
+    assert [info.address for info in whole.containers] == ["c0", "c1", "c2"]
+    assert known.owners == [0, 0, 1, 1]
+    for other in (
+        msgspec.structs.replace(known, version=4),
+        msgspec.structs.replace(known, owners=[0, 0, 1]),
+    ):
+        with pytest.raises(BadMessage, match="does not go with version"):
+            news.completed(other)

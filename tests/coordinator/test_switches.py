@@ -18,9 +18,10 @@ from millpond.coordinator.switches import (
     Obeyed,
     Phase,
     Promote,
+    Rebuild,
     Switch,
 )
-from millpond.errors import BackupLost, MillpondError, Unavailable, WriteFailed
+from millpond.errors import BackupLost, CorruptFile, MillpondError, Unavailable, WriteFailed
 from millpond.wire.base import SliceId, Term
 
 SOURCE = 0
@@ -376,3 +377,19 @@ def test_a_journal_that_cannot_be_settled_keeps_all_where_they_are() -> None:
     switch.on(Home(1))
     assert switch.error is AWAY, "the first failure tells why"
     assert (switch.phase, switch.astray) == (Phase.GIVEN_UP, set())
+
+
+def test_from_the_root_slices_are_rebuilt_in_place_of_being_promoted() -> None:
+    """A damaged file is a refusal: who met it is what it was."""
+    switch = Switch(SOURCE, TWO, live=False, from_root=True)
+    assert switch.effects() == [Rebuild(c, slices) for c, slices in TWO.items()]
+    switch.on(Failed(1, CorruptFile("it is cut", path="f")))
+    switch.on(Obeyed(2, Term(5)))
+    assert switch.astray == {2}
+    (effect,) = switch.effects()
+    assert isinstance(effect, Enter)
+    assert (dict(effect.targets), effect.demoted) == ({2: (Term(5), TWO[2])}, None)
+    switch.on(Obeyed(SOURCE, Term(0)))
+    switch.on(Obeyed(2, Term(5)))
+    assert (switch.phase, switch.astray) == (Phase.DONE, set())
+    assert switch.moved == list(TWO[2])

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from test_broken_promises import assert_fails, forgetful
 from txn_driving import World
 
+import millpond.container.placing
 import millpond.container.recovery
-import millpond.container.service
 import millpond.ops.intake
 import millpond.ops.transactions
 import millpond.txn.run.events
@@ -156,7 +156,7 @@ def test_epochs_that_recovery_runs_in_another_order(monkeypatch: pytest.MonkeyPa
             return 0
         return sound(self, record, slices)
 
-    rebuild = millpond.container.service.rebuild
+    rebuild = millpond.container.placing.rebuild
 
     def rebuilt(*given: Any) -> Any:
         slices = rebuild(*given)
@@ -168,7 +168,7 @@ def test_epochs_that_recovery_runs_in_another_order(monkeypatch: pytest.MonkeyPa
         return slices
 
     monkeypatch.setattr(GroupHolding, "replay", replay)
-    monkeypatch.setattr(millpond.container.service, "rebuild", rebuilt)
+    monkeypatch.setattr(millpond.container.placing, "rebuild", rebuilt)
     noticed(crash_points, "publish.after", "apply.after", "log.append.before", "truncate.before")
 
 

@@ -234,6 +234,7 @@ def test_what_nobody_sees_to_yet_is_empty_and_what_somebody_does_is_told() -> No
             "progress": 0.25,
             "cause": "rebalance",
             "seconds_left": 3.5,
+            "error": "",
         }
     ]
     text = exposition(metrics)

@@ -211,11 +211,17 @@ class Faults:
         for kind in self.plan():
             if time.monotonic() > deadline and set(self.happened) == set(KINDS):
                 return
-            try:
+            with self.told(kind):
                 self.happen(kind)
-            except BaseException as error:
-                error.add_note("\n".join([*self.log, f"then: {kind}"]))
-                raise
+
+    @contextmanager
+    def told(self, then: str = "the end") -> Iterator[None]:
+        """What fails within is told with all that happened before."""
+        try:
+            yield
+        except BaseException as error:
+            error.add_note("\n".join([*self.log, f"then: {then}"]))
+            raise
 
     # Containers that end or stand still
 
@@ -514,9 +520,10 @@ def chaotic(root: Path, seed: int) -> Iterator[Faults]:
                 faults = Faults(pond, root, load, proxy, seed)
                 with load:
                     yield faults
-                load.check()
-                load.finish()
+                with faults.told():
+                    load.check()
+                    load.finish()
         finally:
             proxy.close()
-    with mp.open(root, containers=1, threads=1) as pond:
+    with mp.open(root, containers=1, threads=1) as pond, faults.told():
         load.compare(pond)

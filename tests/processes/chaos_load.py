@@ -73,6 +73,26 @@ class History:
             place = bisect_right(versions, at, key=lambda version: version[0])
             return versions[place - 1][1] if place else None
 
+    def told(self, key: str, at: int) -> list[tuple[str, int, int, int]]:
+        """For those who look for what went wrong: versions near there by feed, epoch, time and value."""
+        return [
+            (feed, epoch, when, value)
+            for feed in FEEDS
+            for epoch in range(self.epochs[feed])
+            for name, when, value in rows_of(self.seed, feed, epoch)
+            if name == key and at - 600 <= when <= at
+        ]
+
+    def epochs_of(self, values: dict[str, set[int]]) -> list[tuple[str, str, int]]:
+        """By key, feed and epoch, for those who look for what went wrong."""
+        return [
+            (key, feed, epoch)
+            for feed in FEEDS
+            for epoch in range(self.epochs[feed])
+            for key, _, value in rows_of(self.seed, feed, epoch)
+            if value in values.get(key, ())
+        ]
+
     def below(self, until: float) -> dict[str, list[int]]:
         """All values of each key with time < until, in the order of their times."""
         with self._lock:
@@ -230,7 +250,10 @@ class Views(Worker):
         # A turn that is repeated gives the same.
         assert self.answers.setdefault(epoch, rows) == rows, f"views, epoch {epoch}, changed"
         for key, at, value in rows.values():
-            assert value == self._history.answer(key, at), f"views: {key} at {at} is not {value}"
+            expected = self._history.answer(key, at)
+            assert value == expected, (
+                f"views: {key} at {at}: {value}, not {expected}; {self._history.told(key, at)}"
+            )
 
     def work(self) -> bool:
         until = self._state.progress().update
@@ -377,7 +400,10 @@ class Load:
 
     def compare(self, pond: mp.Pond) -> None:
         """A pond that was opened since, too."""
-        assert held_by(pond) == self.history.below(math.inf)
+        held, expected = held_by(pond), self.history.below(math.inf)
+        wrong = [key for key in expected if held[key] != expected[key]]
+        lost = {key: set(expected[key]) - set(held[key]) for key in wrong}
+        assert not wrong, f"{wrong} lack {self.history.epochs_of(lost)}, of {self.history.epochs}"
         versions = sum(len(own) for own in self.history.oracle.versions.values())
         assert pond.metrics()["states"]["s"]["versions"] == versions
         assert tables_of(pond) == self.ledgers.model.tables()

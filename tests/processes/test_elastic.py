@@ -237,6 +237,22 @@ def test_a_container_is_lost_with_its_disk(scene: Scene) -> None:
     scene.be_whole()
 
 
+def test_a_directory_that_is_removed_under_a_container_that_serves(scene: Scene) -> None:
+    scene.be_whole()
+    victim = next(each for each in scene.pond.containers() if each.slices)
+    # Stopped for a moment: what it writes while a directory is removed would keep the directory there.
+    os.kill(victim.pid, signal.SIGSTOP)
+    for path in files_of(scene.root, victim.id):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    os.kill(victim.pid, signal.SIGCONT)
+    scene.await_restart(victim.id, victim.pid)
+    scene.go_on()
+    scene.be_whole()
+
+
 def test_another_process_does_not_open_the_same_root(scene: Scene) -> None:
     script = "import sys, millpond as mp\ntry: mp.open(sys.argv[1])\nexcept mp.MillpondError as e: print(type(e).__name__, e)"
     told = subprocess.run(

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from millpond.coordinator.passes import Passes
 from millpond.coordinator.spark_cluster import Cluster, Executor, choose
 from millpond.coordinator.spark_hosting import SparkHosting
 from millpond.coordinator.spark_task import LET_GO, ContainerTask, Outcome
-from millpond.errors import BadRoot, ContainerFailed
+from millpond.errors import BadRoot, ContainerFailed, RootUnseen
 from millpond.wire import home
 from millpond.wire.base import Term
 from millpond.wire.keyring import ContainerKeys
@@ -64,6 +65,7 @@ class Workers(Cluster):
     """A stand-in for Spark: runs a task in a process, and again when that is killed, as Spark would."""
 
     def __init__(self) -> None:
+        self.context = SimpleNamespace(master="local[4]")
         self.jobs: list[str] = []
         self.cancelled: set[str] = set()
         self.attempts: dict[str, list[subprocess.Popen[bytes]]] = {}
@@ -78,10 +80,13 @@ class Workers(Cluster):
     def is_stopped(self) -> bool:
         return False
 
+    def slots_of(self, threads: int) -> int:
+        return 2 * threads
+
     def executors(self) -> list[Executor]:
         return []
 
-    def executor_of(self, group: str) -> str:
+    def executor_of(self, group: str, attempt: int) -> str:
         return ""
 
     def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
@@ -183,7 +188,9 @@ def answers(host: Host) -> bool:
 def test_one_that_ends_six_times_runs_again_in_the_same_task(
     hosting: SparkHosting, workers: Workers, exits: list[int]
 ) -> None:
+    assert hosting.task_slots() == {"wanted": 0, "had": 0}
     host = hosting.start(0, Term(1))
+    assert hosting.task_slots() == {"wanted": 2, "had": 2}
     assert hosting.last_words(0) == "has not ended"
     for deaths in range(1, 7):
         os.kill(host.pid, signal.SIGKILL)
@@ -200,6 +207,7 @@ def test_one_that_ends_six_times_runs_again_in_the_same_task(
     assert is_gone(host.pid)
     assert not hosting.alive(0)
     assert len(exits) == 6
+    assert hosting.task_slots() == {"wanted": 0, "had": 0}
 
 
 def test_one_that_runs_is_ended_before_another_is_started(
@@ -227,6 +235,7 @@ def test_a_container_serves_and_ends_with_its_worker(hosting: SparkHosting, work
     wait_until(lambda: is_gone(host.pid), 3)
 
 
+@pytest.mark.long
 def test_the_next_attempt_of_a_task_is_a_slot_and_so_is_the_next_job(
     hosting: SparkHosting, workers: Workers, exits: list[int]
 ) -> None:
@@ -267,8 +276,9 @@ def test_a_machine_that_does_not_see_the_root_is_named(
         "attempt",
         lambda task: seen(ContainerTask(task.host, task.port, task.certificate, elsewhere)),
     )
-    with pytest.raises(BadRoot) as raised:
+    with pytest.raises(RootUnseen) as raised:
         hosting.start(0, Term(1))
+    assert (raised.value.root, raised.value.host) == (str(root), socket.gethostname())
     assert f"{socket.gethostname()} does not see the pond's root {root}" in str(raised.value)
     assert "No such file" in str(raised.value)
     assert raised.value.hint

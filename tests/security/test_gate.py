@@ -227,7 +227,11 @@ def test_a_handshake_that_is_passed_on_to_the_pond_elsewhere_is_refused(served: 
             with pytest.raises(NotThePond) as caught:
                 mp.connect(impostor.address, token)
             assert "A tunnel must keep the pond's port" in caught.value.hint
-        assert len(impostor.heard) == 2 * handshake.HELLO.size
+        # Whoever dials does it again at times; nothing but greetings is ever sent.
+        size, heard = handshake.HELLO.size, bytes(impostor.heard)
+        greetings = [heard[start : start + size] for start in range(0, len(heard), size)]
+        assert len(greetings) >= 2
+        assert {(len(each), each[:16]) for each in greetings} == {(size, greetings[0][:16])}
 
 
 def test_a_handshake_that_is_played_again_opens_nothing(served: Served) -> None:

@@ -25,6 +25,7 @@ from millpond.client.link import Link
 from millpond.coordinator import passes
 from millpond.coordinator.passes import Passes
 from millpond.errors import BadOption, NotThePond, Unauthorised, Unavailable
+from millpond.top.joining import way_to
 from millpond.wire import credentials, gate, handshake, tls
 from millpond.wire.authority import Authority, Bundle, server_name
 from millpond.wire.base import Term
@@ -433,8 +434,15 @@ def test_nothing_is_in_the_clear_and_no_proxy_is_asked(
 
 def test_without_a_certificate_a_pond_by_tls_is_not_joined(served: Served, tmp_path: Path) -> None:
     """By the token alone, nobody comes in; a certificate at a port without TLS is a typed error, too."""
-    with pytest.raises((NotThePond, Unavailable)):
+    with pytest.raises(NotThePond, match="certificate="):
         mp.connect(served.pond.address, served.token)
+    reader = way_to(served.pond.address, served.root / "token.read", served.root / "client.read.pem")
+    with reader.join() as joined:
+        assert list(joined.states()) == ["s"]
+    shown = served.copied("client.pem", tmp_path)
+    shown.chmod(0o644)
+    with pytest.raises(BadOption, match=r"open to others[\s\S]*rm .*copy it from the pond's root anew"):
+        mp.connect(served.pond.address, served.token, certificate=shown)
     foreign = Authority().issue("client")
     with pytest.raises(Unauthorised):
         served.joined(Bundle(foreign.certificate, foreign.key, served.authority.certificate), tmp_path)

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from itertools import accumulate
@@ -18,8 +19,11 @@ from typing import Any
 from cluster import JAVA_OPTIONS, use_home
 from hosting_checks import CHECKS, answers, counts, is_gone, wait_until
 from pyspark.sql import SparkSession
+from rich.console import Console
 
 import millpond as mp
+from millpond.apps import adcamp
+from millpond.errors import NoTaskSlots
 
 PATIENCE_S = 60.0
 COMMON = {
@@ -58,13 +62,17 @@ def parent_of(pid: int) -> int:
 class Watched:
     """A pond on Spark, with what its hosting knows."""
 
-    def __init__(self, pond: mp.Pond) -> None:
+    def __init__(self, pond: mp.Pond, where: Path) -> None:
         self.pond = pond
+        self.where = where
         service: Any = pond._owner
         self.hosting = service._coordinator._containers._hosting
 
     def pid(self, container: int) -> int:
         return next(info.pid for info in self.pond.containers() if info.id == container)
+
+    def slices(self, container: int) -> list[int]:
+        return [number for number, owner in self.pond.placement().items() if owner == container]
 
     def worker(self, container: int) -> int:
         return int(self.hosting._places[container].line.arrived.pid)
@@ -139,7 +147,7 @@ def on_master(session: SparkSession, watched: Watched) -> dict[str, Any]:
         feed(0)
         feed(1)
         place = watched.hosting._places[0]
-        wait_until(lambda: place.job.located, PATIENCE_S)
+        wait_until(lambda: place.located is place.line, PATIENCE_S)
         left = watched.executor(0)
         told["decommissioned"] = watched.back_after(kill(left, signal.SIGPWR))
         told["moved"] = watched.executor(0) != left
@@ -160,22 +168,109 @@ def on_two_hosts(session: SparkSession, watched: Watched) -> dict[str, Any]:
     return told
 
 
-SCENARIOS = {"speculating": on_local_cluster, "dynamic": on_master, "twins": on_two_hosts}
+def on_all_at_once(session: SparkSession, watched: Watched) -> dict[str, Any]:
+    """Speculation and dynamic allocation are on, and executors are decommissioned."""
+    place = watched.hosting._places[0]
+    told: dict[str, Any] = {"twins_s": wait_until(lambda: len(place.lines) == 2, PATIENCE_S)}
+    with counts(watched.pond) as (state, feed, oracle):
+        feed(0)
+        for epoch, signal_number in enumerate((signal.SIGKILL, signal.SIGPWR, signal.SIGKILL), 1):
+            wait_until(lambda: place.located is place.line, PATIENCE_S)
+            back = watched.back_after(lambda number=signal_number: os.kill(watched.executor(0), number))
+            told.setdefault("executors", []).append(back)
+            feed(epoch)
+        told["deaths"] = [watched.back_after(kill(watched.pid(0))) for _ in range(5)]
+        session.range(0, 8, 1, 8).foreach(lambda _: time.sleep(0.5))  # a query has slots beside all of that
+        feed(4)
+        told["answers"] = all(
+            answers(state, at) == [(key, oracle.fetch_latest(key, at)) for key in range(51)] for at in (0, 3)
+        )
+    return told
+
+
+RATE, SECONDS, KEYS = 500, 150, 5_000
+
+
+def under_load(session: SparkSession, watched: Watched) -> dict[str, Any]:
+    """AdCamp's two queries, on two of four slots, while all is done to containers that can be done by hand."""
+    pond, folder, rows = watched.pond, str(watched.where / "adcamp"), RATE * SECONDS
+    adcamp.warm_up(session, pond, folder)
+    campaigns = pond.state("campaigns", key="long", value="string")
+    streams = adcamp.Streams(session, campaigns, folder, RATE, KEYS, rows)
+    told: dict[str, Any] = {"harms": []}
+
+    def note(name: str, work: Callable[[], Any]) -> None:
+        before, started = streams.answered.total, time.monotonic()
+        what = work()
+        wait_until(lambda: streams.answered.total > before, PATIENCE_S)  # and rows are answered after it
+        seconds = round(time.monotonic() - started, 1)
+        told["harms"].append([name, seconds, what if isinstance(what, dict) else None])
+
+    def killed_while_it_takes_slices() -> dict[str, Any]:
+        mover = threading.Thread(target=pond.move, args=(watched.slices(0),), kwargs={"to": 1})
+        mover.start()
+        back = watched.back_after(kill(watched.pid(1)), 1)
+        mover.join(PATIENCE_S)
+        return {"alive": mover.is_alive(), **back}
+
+    def harm() -> None:
+        try:
+            note("container", lambda: watched.back_after(kill(watched.pid(0))))
+            note("more", lambda: pond.scale(containers=3))
+            note("move", lambda: pond.move(watched.slices(0), to=2))
+            note("worker", lambda: watched.back_after(kill(watched.worker(1)), 1))
+            note("executor", lambda: watched.back_after(kill(watched.executor(2)), 2))
+            note("fewer", lambda: pond.scale(containers=2))
+            note("move, killed", killed_while_it_takes_slices)
+            note("even", lambda: pond.scale(containers=2))
+            for _ in range(5):
+                note("container", lambda: watched.back_after(kill(watched.pid(1)), 1))
+            told["in_time"] = streams.updated.total < rows
+        except Exception as error:  # noqa: BLE001 - the test tells of it
+            told["harms"].append(["failed", repr(error)])
+
+    harming = threading.Thread(target=harm, daemon=True)
+    try:
+        harming.start()
+        adcamp.Watch(Console(file=sys.stderr), streams, rows).until_answered()
+        harming.join()
+    finally:
+        streams.stop()
+    compared = adcamp.compare(folder)
+    late = sum(campaigns.progress().late.values()) + streams.waiting.late
+    told |= {"rows": rows, **compared._asdict(), "lost": compared.lost(rows), "late": late}
+    told["task_slots"] = pond.metrics()["task_slots"]
+    try:
+        pond.scale(containers=4)
+    except NoTaskSlots as error:
+        told["refused"] = [error.slots, error.taken, error.left]
+    return told
+
+
+SCENARIOS = {
+    "speculating": on_local_cluster,
+    "dynamic": on_master,
+    "twins": on_two_hosts,
+    "all": on_all_at_once,
+    "adcamp": under_load,
+}
+SETTINGS = {"dynamic": DYNAMIC, "all": {**DYNAMIC, **SPECULATING}, "adcamp": {"spark.task.maxFailures": "4"}}
 
 
 def main(where: Path, master: str, scenario: str) -> None:
     use_home(where)
     local = scenario == "speculating"
     builder = SparkSession.builder.master(master).appName("hosting")
-    for key, value in {**COMMON, **(DYNAMIC if scenario == "dynamic" else SPECULATING)}.items():
+    for key, value in {**COMMON, **SETTINGS.get(scenario, SPECULATING)}.items():
         builder = builder.config(key, value)
     events = where / "events"
     events.mkdir()
     session = builder.config("spark.eventLog.dir", events.as_uri()).getOrCreate()
     session.sparkContext.setLogLevel("OFF")
-    sizes = {"containers": 1 if scenario == "twins" else 2, "threads": 2 if local else None}
-    pond = mp.open(where / "pond", spark=session, hosting="spark", **sizes)
-    watched = Watched(pond)
+    sizes = {"containers": 1 if scenario in ("twins", "all") else 2, "threads": 2 if local else None}
+    backups = int(scenario == "adcamp")
+    pond = mp.open(where / "pond", spark=session, hosting="spark", backups=backups, **sizes)
+    watched = Watched(pond, where)
     told = SCENARIOS[scenario](session, watched)
     grants = [path.read_text() for path in (where / "pond" / "grants").iterdir()]
     pids = [info.pid for info in pond.containers()]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import millpond as mp
 
 JOB = Path(__file__).with_name("environment_job.py")
@@ -17,6 +19,7 @@ exec {python} -S "$@"
 """
 
 
+@pytest.mark.long
 def test_the_readme_runs_where_python3_is_another(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()

@@ -65,6 +65,17 @@ def test_on_a_local_cluster_with_speculation(tmp_path: Path) -> None:
     assert told["rows"]
 
 
+def test_no_answer_is_lost_wrong_or_twice_whatever_befalls_containers(tmp_path: Path) -> None:
+    told = told_by(tmp_path / "job", "local-cluster[2,2,1024]", "adcamp")
+    names = ["container", "more", "move", "worker", "executor", "fewer", "move, killed", "even"]
+    assert [harm[0] for harm in told["harms"]] == names + ["container"] * 5, told
+    assert told["in_time"], told["harms"]
+    assert (told["updates"], told["views"]) == (told["rows"], told["rows"])
+    assert (told["wrong"], told["lost"], told["twice"], told["late"]) == (0, 0, 0, 0)
+    assert told["task_slots"] == {"wanted": 2, "had": 2}
+    assert told["refused"] == [4, 4, 0]
+
+
 def test_executors_that_come_and_go(master: str, tmp_path: Path) -> None:
     told = told_by(tmp_path / "job", master, "dynamic")
     assert told["checks"] == NAMES
@@ -82,3 +93,11 @@ def test_a_second_attempt_on_another_host_takes_over(master: str, tmp_path: Path
     assert told["took_over"]
     assert told["jobs"] == 1
     assert told["worker"]["gone_s"] < GONE_S_MAX
+
+
+def test_speculation_and_dynamic_allocation_together(master: str, tmp_path: Path) -> None:
+    told = told_by(tmp_path / "job", master, "all")
+    assert told["answers"]
+    assert len(told["executors"]) == 3
+    assert len(told["deaths"]) == 5
+    assert all(lost["gone_s"] < GONE_S_MAX for lost in (*told["executors"], *told["deaths"]))

@@ -70,10 +70,17 @@ def test_rows_of_spark_meet_containers_on_spark(spark: SparkSession, tmp_path: P
         assert sorted(map(tuple, got.collect())) == [(1, 5, 40), (3, 5, None)]
         jobs = spark.sparkContext.statusTracker().getActiveJobsIds()
         assert len(jobs) == 1, "the container's own"
+        assert pond.metrics()["task_slots"] == {"wanted": 1, "had": 1}
+        with pytest.raises(NoTaskSlots, match="leaves 0 for queries"):
+            pond.scale(containers=2)
+        with pytest.raises(NoTaskSlots, match=r"beside 1 that containers of other ponds take.*leaves 0"):
+            mp.open(tmp_path / "another", spark=spark, hosting="spark")
+        assert len(pond.containers()) == 1
     wait_until(lambda: is_gone(container.pid), 5)
     wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), 5)
     with mp.open(tmp_path / "pond", spark=spark) as pond:  # what one hosting wrote, another reads
         assert pond.state("counts").snapshot().num_rows == 2
+        assert pond.metrics()["task_slots"] == {}
 
 
 def test_what_would_leave_no_slot_is_told_at_open(spark: SparkSession, tmp_path: Path) -> None:
@@ -133,13 +140,10 @@ def test_few_slots_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
         _check_slots(Numbers("local[4]", 4), 2, 1)
 
 
-class ConnectSession:
-    """As far as `mp.open` looks."""
-
-
-ConnectSession.__module__ = "pyspark.sql.connect.session"
-
-
+# Of Spark Connect, as far as anybody looks.
+SESSION = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+FRAME = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
+CONNECT_REFUSED = '(?s)of Spark Connect.*"standalone".*mp.connect.*toArrow'
 STOPPED = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
 
 
@@ -150,8 +154,8 @@ STOPPED = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
         ({"hosting": "somewhere"}, "hosting", "'embedded', 'spark', 'standalone'"),
         ({"hosting": "spark"}, "spark", "needs a Spark session"),
         ({"spark": STOPPED}, "spark", "has been stopped"),
-        ({"hosting": "spark", "spark": ConnectSession()}, "hosting", '(?s)Connect.*mp.connect.*"standalone"'),
-        ({"spark": ConnectSession()}, "hosting", '(?s)Connect.*mp.connect.*"standalone"'),
+        ({"hosting": "spark", "spark": SESSION}, "spark", CONNECT_REFUSED),
+        ({"spark": SESSION}, "spark", CONNECT_REFUSED),
     ],
 )
 def test_what_cannot_be_hosted_is_refused_with_the_way_that_works(
@@ -162,3 +166,23 @@ def test_what_cannot_be_hosted_is_refused_with_the_way_that_works(
     assert raised.value.option == option
     assert raised.value.hint
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_of_spark_connect_is_refused_wherever_it_is_given(tmp_path: Path) -> None:
+    with mp.open(tmp_path / "pond") as pond:
+        state = pond.state("counts", key="long", value="long")
+        feed = state.update(key="k", at="t", value="v", name="feed")
+        fetch = state.fetch(key="k", at="t", into="w", name="ask")
+        step = pond.state("sums", key="long", value="long").step(
+            lambda rows, ask: rows, key="k", into="w", value="v", name="shop"
+        )
+        for use in (
+            lambda: mp.connect(pond.address, (tmp_path / "pond" / "token").read_text(), SESSION),
+            lambda: feed(FRAME, 0),
+            lambda: fetch.now(FRAME),
+            lambda: fetch.to(print)(FRAME, 0),
+            lambda: step(FRAME, 0),
+            lambda: pond.flow("trips").source(FRAME),
+        ):
+            with pytest.raises(BadOption, match=CONNECT_REFUSED):
+                use()

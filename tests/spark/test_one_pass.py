@@ -133,7 +133,19 @@ USES: dict[str, tuple[Callable[[DataFrame], Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+OFTEN = (
+    "collect",
+    "stops early",
+    "an error of a task swallowed",
+    "with itself",
+    "persist, write, count",
+    "nothing",
+)
+
+
+@pytest.mark.parametrize(
+    "use", [pytest.param(use, marks=() if use in OFTEN else pytest.mark.long) for use in USES]
+)
 def test_whatever_a_sink_does_the_rest_waits_once(
     state: mp.State, spark: SparkSession, source: Counted, use: str
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_type_that_workers_do_not_take_is_refused_by_name(
     assert views.pending().rows == 1
 
 
+@pytest.mark.long
 def test_damage_to_any_file_is_refused_and_never_another_answer(
     state: mp.State, spark: SparkSession, pond_root: Path
 ) -> None:

@@ -22,6 +22,7 @@ JOB = Path(__file__).with_name("stopping_job.py")
 RUN = "39af603c-cde2-4da9-9acd-e91d2fc7c371"
 
 
+@pytest.mark.long
 def test_a_query_that_is_stopped_ends_quietly_and_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, str(JOB), str(tmp_path / "job")]
     # Spark gives a worker two seconds to end, whose task was killed.

@@ -319,3 +319,22 @@ def test_it_answers_as_the_real_file_system(tmp_path_factory: pytest.TempPathFac
         *(("read", name) for name in ("a", "d/a", "e/a")),
     ]:
         assert outcome(process_died, str(root), step) == outcome(OsFiles(), str(root), step)
+
+
+def test_a_disk_that_is_lost_brings_nothing_back() -> None:
+    for seed in SEEDS:
+        files = durable("/d/e/f", OLD, seed)
+        files.write("/d/e/g", [NEW])
+        files.write("/d/early", [OLD])
+        files.sync("/d/early")
+        files.write("/d/e2", [NEW])
+        files.sync("/d/e2")
+        files.sync_dir("/d")
+        files.lose("/d/e")
+        files.lose("/d/early")
+        assert files.list("/d") == ["e2"]
+        after = files.crash()
+        assert after.list("/d") == ["e2"]
+        assert content(after, "/d/e2") == NEW
+        after.make_dir("/d/e")
+        assert after.list("/d/e") == []

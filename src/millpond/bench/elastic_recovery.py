@@ -3,8 +3,8 @@
 Container 0 serves all slices but one for each of its peers. A client asks keys of its slices, 256 at a time, so that hardly
 any question is without a slice that has to come back first; another updates. Noticed is when the coordinator takes it off
 those that serve; rebuilt, when the client is answered again: the client tries again every 20 ms to 0.5 s, and that counts.
-From backups each peer takes over the slices that it holds a backup of; from the root, the container itself starts anew and
-reads them: peers have no part in it.
+From backups each peer takes over the slices that it holds a backup of; from the root, peers read them, each its share. Who has
+just done so is not relieved that way: so every time from the root has a pond of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """With one peer in all `ways`, with more in the first one."""
     plans = [(1, count, ways if count == 1 else ways[:1]) for count in peers]
-    plans += [(0, 1, ways)] * from_root
+    plans += [(0, count, [way]) for count in peers for way in (ways if count == 1 else ways[:1]) if from_root]
     results = []
     for backups, count, own_ways in plans:
         owners = [0] * (SLICES - count) + [1 + number for number in range(count)]

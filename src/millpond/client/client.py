@@ -69,6 +69,8 @@ class Client:
         self._dial = dial
         self._lock = self.runtime.lock()
         self._placement: Placement | None = None
+        # The last one: the coordinator tells what has changed since.
+        self._known: Placement | None = None
         self._connections: dict[str, Connection] = {}
         self._closed = False
         # How many questions at once, where answers have no fixed width.
@@ -100,17 +102,28 @@ class Client:
         placement = self._placement
         if placement is not None and placement.version >= version:
             return placement
-        placement = self._coordinator.call(Locate())
+        placement = self._located()
         with self._lock:
             if self._placement is not None and self._placement.version > placement.version:
                 return self._placement
-            self._placement = placement
+            self._placement = self._known = placement
             # Connections to containers that have ended are let go.
             serving = {info.address for info in placement.containers}
             self._connections = {
                 address: connection for address, connection in self._connections.items() if address in serving
             }
         return placement
+
+    def _located(self) -> Placement:
+        known = self._known
+        if known is not None:
+            news = self._coordinator.call(Locate(known.version))
+            if news.since is None:
+                return news
+            if news.landmark == known.landmark:
+                return news.completed(known)
+        # Another opening of the pond counts for itself.
+        return self._coordinator.call(Locate())
 
     def stage(
         self,
@@ -318,7 +331,7 @@ class Client:
         info = next((info for info in placement.containers if info.id == container), None)
         if info is None:
             raise Unavailable(
-                f"container {container} is not up",
+                placement.away.get(container) or f"container {container} is not up",
                 hint=f"container-{container}.log under the pond's root tells how it ended",
                 address="",
             )

@@ -20,15 +20,23 @@ from millpond.wire.specs import Resident
 
 Decided = Mapping[str, Turn]
 
+_NONE_YET = 0
+_LOST = -1
+"""In place of the order of a copy: none is on its way yet, and one that was here lacks something."""
+
 
 class Kept:
     """A record that is durable as number `seq`, and the slices that it is still to be applied to."""
 
-    def __init__(self, seq: int, owner: int, record: Record, slices: Collection[SliceId]) -> None:
+    def __init__(
+        self, seq: int, owner: int, record: Record, slices: Collection[SliceId], follows: Decided
+    ) -> None:
         self.seq = seq
         self.owner = owner
         self.record = record
         self.left = set(slices)
+        self.follows = follows
+        """What was decided before it: a slice that has not seen that lacks something."""
         self.decided = False
 
     @property
@@ -43,7 +51,8 @@ class BackupCore(Core):
         super().__init__(container, term, pond_slices, means)
         self._kept: dict[str, list[Kept]] = {}
         self._writing: set[int] = set()
-        self._uncopied: set[tuple[ResidentId, SliceId]] = set()
+        # Slices of which nothing is applied until the copy with that order has come.
+        self._uncopied: dict[tuple[ResidentId, SliceId], int] = {}
         # F and U of each resident as of a ballot: they hold here once all that came before it is applied.
         self._progress: dict[str, tuple[int, Progress, Progress]] = {}
 
@@ -64,7 +73,7 @@ class BackupCore(Core):
                 self.void |= {kept.seq for kept in self._kept.pop(name, ())}
                 self._progress.pop(name, None)
                 own = dropped.resident.id
-                self._uncopied = {(rid, number) for rid, number in self._uncopied if rid != own}
+                self._uncopied = {each: order for each, order in self._uncopied.items() if each[0] != own}
             return dropped
 
     # Records in
@@ -75,9 +84,9 @@ class BackupCore(Core):
             holding = self.holdings.get(message.resident)
             if (
                 holding is None
-                or holding.broken is not None
                 or message.term != self.term
                 or not self.owned.issuperset(message.slices)
+                or any(self._uncopied.get((holding.resident.id, n)) == _LOST for n in message.slices)
             ):
                 raise BackupLost(
                     f"container {self.container} does not hold these slices of {message.resident!r} as a backup",
@@ -108,14 +117,14 @@ class BackupCore(Core):
                 self.void.add(seq)
                 return
             kept = self._kept.setdefault(message.resident, [])
-            kept.append(Kept(seq, message.owner, record, self.owned.intersection(message.slices)))
+            mine = self.owned.intersection(message.slices)
+            kept.append(Kept(seq, message.owner, record, mine, message.decided))
             # Those of one ballot are for different slices: among them there is no order.
             kept.sort(key=lambda one: (one.record.ballot, one.seq))
 
-    def not_kept(self) -> None:
-        """A record could not be written; its number is the next one's."""
+    def not_written(self, seq: int) -> None:
         with self._lock:
-            self._writing.discard(self.seq + 1)
+            self._writing.discard(seq)
 
     def settle(self, resident: str, decided: Decided, below: int | None = None) -> None:
         """What was decided is to be applied. What was not, under a ballot below that, never will be."""
@@ -133,56 +142,74 @@ class BackupCore(Core):
     # Slices
 
     def enlist(self, slices: Collection[SliceId]) -> None:
-        """Records for these slices are taken from now on; a copy of what was before is still to come."""
+        """Records for these slices are taken from now on; a copy of what was before is still to come, whatever is here."""
         with self._lock:
             new = set(slices) - self.owned
             self.install({number: {} for number in new})
-            for holding in self.holdings.values():
-                self._uncopied |= {(holding.resident.id, number) for number in holding.places(new)}
+            self._await(list(self.holdings.values()), slices, _NONE_YET)
 
-    def await_copies(self, residents: Collection[ResidentId], slices: Collection[SliceId]) -> None:
-        """Of these a copy is to come: until then nothing is applied."""
+    def await_copies(
+        self, order: int, residents: Collection[ResidentId], slices: Collection[SliceId]
+    ) -> None:
+        """The copies of these that come by that order count, and no others. Until then nothing is applied."""
         with self._lock:
-            for holding in self.holdings.values():
-                if holding.resident.id in residents:
-                    self._uncopied |= {
-                        (holding.resident.id, number) for number in holding.places(self.owned & set(slices))
-                    }
+            known = [holding for holding in self.holdings.values() if holding.resident.id in residents]
+            self._await(known, slices, order)
 
-    def copied(self, resident_id: ResidentId, number: SliceId, held: HeldSlice[Any]) -> None:
+    def _await(self, holdings: Collection[Holding[Any]], slices: Collection[SliceId], order: int) -> None:
+        for holding in holdings:
+            for number in holding.places(self.owned.intersection(slices)):
+                self._uncopied[holding.resident.id, number] = order
+
+    def copied(self, order: int, resident_id: ResidentId, number: SliceId, held: HeldSlice[Any]) -> None:
         """The copy has come. What it has seen is not applied again."""
         with self._lock:
             holding = next((h for h in self.holdings.values() if h.resident.id == resident_id), None)
-            if holding is not None and number in holding.slices:
-                held.dirty = True
-                holding.slices = {**holding.slices, number: held}
-            self._uncopied.discard((resident_id, number))
+            if holding is None:
+                return
+            if self._uncopied.get((resident_id, number)) != order:
+                # Records were applied, or not taken, since it was read.
+                raise BackupLost(
+                    f"a copy of slice {number} of {holding.name!r} came too late",
+                    container=self.container,
+                    term=self.term,
+                )
+            held.dirty = True
+            holding.slices = {**holding.slices, number: held}
+            del self._uncopied[resident_id, number]
+
+    def lost(self, holding: Holding[Any], slices: Collection[SliceId]) -> None:
+        """These lack something: they are of no use until a copy of them has come."""
+        with self._lock:
+            self._await([holding], slices, _LOST)
 
     def take_in(self, slices: Mapping[SliceId, Mapping[str, HeldSlice[Any]]]) -> None:
         """Slices that are whole, as their owner held them."""
         with self._lock:
             self.install(slices)
-            self._uncopied = {(rid, number) for rid, number in self._uncopied if number not in slices}
+            self._forget_copies(slices)
 
     def release(self, slices: Collection[SliceId]) -> dict[SliceId, dict[str, HeldSlice[Any]]]:
         with self._lock:
             released = super().release(slices)
-            self._uncopied = {(rid, number) for rid, number in self._uncopied if number not in released}
+            self._forget_copies(released)
             for records in self._kept.values():
                 for kept in records:
                     kept.left.difference_update(released)
-            if not self.owned:
-                for holding in self.holdings.values():
-                    holding.broken = None
             return released
 
+    def _forget_copies(self, slices: Collection[SliceId]) -> None:
+        self._uncopied = {each: order for each, order in self._uncopied.items() if each[1] not in slices}
+
     def missing(self, slices: Collection[SliceId], decided: Mapping[str, Decided]) -> str:
-        """What these slices lack of what was decided, applied or kept to be; empty if nothing."""
+        """What these slices lack of what was decided, applied or kept to be; empty if nothing.
+
+        `decided` has all residents that there are. Of one that was forgotten, word of its beginning may have come late: it
+        is copied by nobody.
+        """
         with self._lock:
             for name, holding in self.holdings.items():
-                if holding.broken is not None:
-                    return f"{name!r} is broken"
-                for number in holding.places(slices):
+                for number in holding.places(slices) if name in decided else ():
                     held = holding.slices.get(number)
                     if held is None or (holding.resident.id, number) in self._uncopied:
                         return f"slice {number} of {name!r} was not copied"
@@ -236,7 +263,12 @@ class BackupCore(Core):
                     if number in holding.slices and (holding.resident.id, number) not in self._uncopied
                 }
                 if kept.decided and ready:
-                    return kept, ready
+                    # Whatever it is that kept a record from them, they tell nobody anything wrong.
+                    gaps = [number for number, held in ready.items() if not _has_seen(held, kept.follows)]
+                    self.lost(holding, gaps)
+                    whole = {number: held for number, held in ready.items() if number not in gaps}
+                    if whole:
+                        return kept, whole
                 blocked |= kept.left
             ballot, *progress = self._progress.get(resident, (0, -math.inf, -math.inf))
             if all(kept.record.ballot >= ballot for kept in records):
@@ -260,3 +292,7 @@ class BackupCore(Core):
     def unfinished(self) -> list[int]:
         kept = (kept.seq for records in self._kept.values() for kept in records if kept.left)
         return [*kept, *self._writing]
+
+
+def _has_seen(held: HeldSlice[Any], decided: Decided) -> bool:
+    return all(held.has_seen(writer, turn) for writer, turn in decided.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from msgspec.structs import replace
 
 from millpond.container.backup_core import BackupCore, Decided
 from millpond.container.checkpoints import Checkpoints
-from millpond.container.core import broken
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Record
 from millpond.container.layout import Ground, LogSpan
 from millpond.container.log import Log
@@ -53,11 +53,7 @@ class Backups:
                 return
             holding = self.core.holding(message.resident)
             record = _record(message, holding, rows)
-            try:
-                seq = self.log.append(record, holding, message.slices)
-            except BaseException:
-                self.core.not_kept()
-                raise
+            seq = self.log.append(record, holding, message.slices)
             self.core.keep(seq, message, record)
         if self.core.kept_bytes > KEPT_BYTES_MAX:
             self.catch_up(message.resident)
@@ -67,14 +63,16 @@ class Backups:
         with self._applying[resident]:
             while (following := self.core.next_decided(resident)) is not None:
                 kept, slices = following
-                holding = self.core.holding(resident)
                 try:
-                    holding.replay(kept.record, slices)
+                    holding = self.core.holding(resident)
                 except UnknownResident:
                     return
-                except Exception as error:  # noqa: BLE001 - whatever it is: this backup is of no use any more
-                    holding.broken = broken(resident, f"epoch {kept.record.turn} of a backup", error)
-                    return
+                try:
+                    holding.replay(kept.record, slices)
+                except Exception:  # noqa: BLE001 - whatever it is, and whosever code: they are of no use any more
+                    traceback.print_exc()
+                    self.core.lost(holding, slices)
+                    continue
                 self.core.applied(kept, slices)
 
     def settle(self, decided: Mapping[str, Decided]) -> None:
@@ -116,25 +114,25 @@ class Backups:
                 container=self.core.container,
                 term=self.core.term,
             )
-        self.core.await_copies(message.residents, message.slices)
+        self.core.await_copies(message.order, message.residents, message.slices)
         source = self._dial(message.address)
         try:
             for holding in list(self.core.holdings.values()):
                 if holding.resident.id in message.residents:
                     for number in holding.places(message.slices):
-                        self._copy_slice(source, holding, number)
+                        self._copy_slice(message.order, source, holding, number)
         finally:
             source.close()
         self.checkpoints.checkpoint()
         self._check_durable(message.slices)
 
-    def _copy_slice(self, source: Connection, holding: Holding[Any], number: SliceId) -> None:
+    def _copy_slice(self, order: int, source: Connection, holding: Holding[Any], number: SliceId) -> None:
         try:
             rows = source.read(ReadHeld(holding.name, number))
         except UnknownResident:
             # It was forgotten, of which this container hears, too; or it is so new that its owner has not heard of it yet:
             # then none of its epochs has begun, and there is nothing to be copied.
-            self.core.copied(holding.resident.id, number, holding.new_slice())
+            self.core.copied(order, holding.resident.id, number, holding.new_slice())
             return
         vector = _vector_in(rows.schema)
         held = holding.new_slice()
@@ -142,7 +140,7 @@ class Backups:
         if len(rows):
             held.store.load(rows.to_batches()[0])
         held.vector = vector
-        self.core.copied(holding.resident.id, number, held)
+        self.core.copied(order, holding.resident.id, number, held)
 
     def _check_durable(self, slices: Collection[SliceId]) -> None:
         """A slice that could not be snapshotted rests on records that are not all here."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,22 +19,27 @@ from millpond.container.core import BUSY_S_MAX, CheckpointPlan, Core
 from millpond.container.holdings.base import Bounds, HeldSlice, Holding, Saved
 from millpond.container.layout import (
     BACKUPS,
+    CONTAINERS,
+    MANIFEST,
     SNAPSHOTS,
     Ground,
     LogSpan,
     Manifest,
     SnapshotHead,
     backup_of_snapshot,
+    container_of_snapshot,
     slice_of_snapshot,
     snapshot_directory,
     snapshot_name,
     snapshot_path,
+    term_of_snapshot,
     write_manifest,
     write_snapshot,
     writer_name,
 )
 from millpond.container.log import Log
 from millpond.container.merging import Merge, choose
+from millpond.durable.arrow_files import Run, Written, in_turn, settle
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
@@ -42,6 +48,7 @@ from millpond.wire.base import ResidentId, SliceId, Turn
 
 # A slice with so many times the deltas that it should have is written whole, if merging does not keep up.
 DELTAS_TIMES_MAX = 2
+SYNCED_AT_ONCE = 4
 
 Vectors = dict[tuple[ResidentId, SliceId], dict[str, Turn]]
 
@@ -50,7 +57,8 @@ class Checkpoints:
     """What the slices of one `core` rest on, told by the manifest beside its log. With `backup` they are not its own.
 
     `numbers` tell snapshots of one term apart, whoever writes them. `lock` is to be held by whoever changes what slices
-    rest on, and while slices come and go. What others may rest on by now is not `may_remove`'s to let go.
+    rest on, and while slices come and go. What others may rest on by now is not `may_remove`'s to let go. `run` does
+    pieces of work at the same time.
     """
 
     def __init__(
@@ -65,6 +73,7 @@ class Checkpoints:
         *,
         backup: bool = False,
         may_remove: Callable[[], bool] = lambda: True,
+        run: Run = in_turn,
     ) -> None:
         self.lock = lock
         self.grounds: dict[SliceId, Ground] = {}
@@ -85,6 +94,7 @@ class Checkpoints:
         self._many = True
         self._writer = writer_name(core.container, is_backup=backup)
         self._may_remove = may_remove
+        self._run = run
         self._base = os.path.join(BACKUPS, log.directory) if backup else SNAPSHOTS
         # Slices that the journal does not give to this incarnation yet, as far as is known here.
         self._unconfirmed: set[SliceId] = set()
@@ -92,6 +102,8 @@ class Checkpoints:
         self._replaced: list[str] = []
         # What slices rested on here before they went and came back otherwise: others may still rest on it.
         self._former: list[Ground] = []
+        # Snapshots of slices that went, which this incarnation wrote.
+        self._left: set[tuple[ResidentId, str]] = set()
 
     # Slices and residents that come and go. The caller holds the lock.
 
@@ -128,10 +140,21 @@ class Checkpoints:
             self._truncate()
 
     def let_go(self) -> None:
-        """Nobody rests on anything here but the slices that are here."""
+        """Nobody rests on the log here but the slices that are here; on snapshots others may."""
+        before = self.named()
         self._former.clear()
         self.release(set(self.grounds) - self._core.owned, gone=True)
         self._truncate()
+        own = self._core.term
+        self._left |= {each for each in before - self.named() if term_of_snapshot(each[1]) == own}
+
+    def remove_left(self, needed: Collection[str]) -> None:
+        """Removes snapshots of slices that went, but for those that somebody rests on."""
+        if self._may_remove():
+            for resident_id, file in sorted(self._left):
+                if file not in needed:
+                    self._files.remove(self._path(resident_id, file))
+                    self._left.discard((resident_id, file))
 
     def make_room(self, resident_id: ResidentId) -> None:
         """There is a resident of which snapshots may come."""
@@ -153,6 +176,15 @@ class Checkpoints:
         if grounds:
             self._write_manifest(grounds)
 
+    def named(self) -> set[tuple[ResidentId, str]]:
+        """The snapshots that slices here rest on, by resident."""
+        return {
+            (resident_id, file)
+            for ground in self._every()
+            for resident_id in ground.snapshots
+            for file in ground.files_of(resident_id)
+        }
+
     def files(self, resident_id: ResidentId) -> set[str]:
         """The snapshots of a resident that slices here rest on."""
         return {file for ground in self._every() for file in ground.files_of(resident_id)}
@@ -160,16 +192,24 @@ class Checkpoints:
     def _every(self) -> list[Ground]:
         return [*self.grounds.values(), *self._former]
 
+    def is_there(self) -> bool:
+        """Whether the manifest is, if one was written."""
+        path = os.path.join(self._root, CONTAINERS, self._log.directory, MANIFEST)
+        return not self.grounds or self._files.exists(path)
+
     # What slices rest on
 
     def inherits(self) -> bool:
-        """Whether slices here rest on logs of others that a checkpoint would make unnecessary."""
-        return any(
-            span.directory != self._log.directory
-            for number, ground in list(self.grounds.items())
-            if number in self._core.owned
-            for span in ground.logs
-        )
+        """Whether slices here rest on what others wrote, which a checkpoint would make unnecessary."""
+        own = (None, self._core.container)
+        for number, ground in list(self.grounds.items()):
+            if number in self._core.owned:
+                if any(span.directory != self._log.directory for span in ground.logs):
+                    return True
+                files = (file for each in ground.snapshots for file in ground.files_of(each))
+                if any(container_of_snapshot(file) not in own for file in files):
+                    return True
+        return False
 
     def needs(self) -> list[str]:
         """The directories of earlier incarnations that slices here still rest on."""
@@ -200,7 +240,7 @@ class Checkpoints:
     def checkpoint(self) -> None:
         """Snapshots every dirty slice, one by one, then lets go of the log that they make unnecessary.
 
-        A slice is held only while it is copied. A crash anywhere leaves either the old or the new manifest,
+        A slice is held only while it is copied; its file becomes durable with all others. A crash anywhere leaves either the old or the new manifest,
         and all that it names.
         """
         with self.lock:
@@ -211,13 +251,19 @@ class Checkpoints:
             self.taken += 1
             number_of_round = next(self._numbers)
             vectors = plan.clean
+            written: list[tuple[HeldSlice[Any], Written]] = []
             try:
                 for holding, number in plan.dirty:
                     if number in holding.slices and number not in self._unconfirmed:
-                        self._snapshot(holding, number, number_of_round, plan, vectors)
+                        written += self._snapshot(holding, number, number_of_round, plan, vectors)
+                settle(self._files, [each for _, each in written], run=self._sync)
+                written.clear()
                 self._write_manifest(self._new_grounds(plan, vectors))
             except BaseException:
                 self._log.bytes += log_bytes
+                # Whatever it was: these slices must be in the next snapshot, or their log would be let go.
+                for held, _ in written:
+                    held.write_anew()
                 raise
             self.covered = plan.covered
             self._last_bytes = self.bytes_written - bytes_before
@@ -227,14 +273,14 @@ class Checkpoints:
             self._remove_replaced()
             reach("truncate.after")
 
+    def _sync(self, work: Callable[[Written], None], files: Sequence[Written]) -> None:
+        """A few at the same time: the disk makes one of them."""
+        parts = [files[first::SYNCED_AT_ONCE] for first in range(SYNCED_AT_ONCE)]
+        self._run(partial(in_turn, work), [part for part in parts if part])
+
     def _remove_replaced(self) -> None:
         # A slice that went meanwhile may still rest on what was to be replaced.
-        named = {
-            self._path(resident_id, file)
-            for ground in self._every()
-            for resident_id in ground.snapshots
-            for file in ground.files_of(resident_id)
-        }
+        named = {self._path(*each) for each in self.named()}
         for path in self._replaced:
             if path not in named and self._may_remove():
                 self._files.remove(path)
@@ -243,9 +289,11 @@ class Checkpoints:
     def _new_grounds(self, plan: CheckpointPlan, vectors: Vectors) -> dict[SliceId, Ground]:
         """What slices rest on now: those that went as before, and so what could not be snapshotted."""
         grounds = dict(self.grounds)
-        own = LogSpan(self._log.directory, plan.covered)
         for number in self._core.owned - self._unconfirmed:
             before = grounds[number]
+            # Of an epoch that nobody decided, a record may be unfinished that is older than the slice is here, and gone.
+            since = [span.after for span in before.logs if span.last is None]
+            own = LogSpan(self._log.directory, max([plan.covered, *since]))
             behind = [resident_id for resident_id, at in plan.behind if at == number]
             seen = {resident_id: vector for (resident_id, at), vector in vectors.items() if at == number}
             held = {h.resident.id: h.slices.get(number) for h in list(self._core.holdings.values())}
@@ -267,8 +315,9 @@ class Checkpoints:
 
     def _snapshot(
         self, holding: Holding[Any], number: SliceId, round_: int, plan: CheckpointPlan, vectors: Vectors
-    ) -> None:
-        """Writes what has changed in one slice, or all of it, and notes where its writers stand in it.
+    ) -> list[tuple[HeldSlice[Any], Written]]:
+        """Writes what has changed in one slice, or all of it, and notes where its writers stand in it; the file is to be
+        settled.
 
         What it replaces goes with the manifest. A slice in which an epoch has begun to run since the plan was made stays
         behind.
@@ -277,7 +326,7 @@ class Checkpoints:
         held = holding.held(number)
         if not held.lock.acquire(timeout=BUSY_S_MAX):
             plan.behind.add((resident_id, number))
-            return
+            return []
         try:
             started = time.perf_counter()
             held.check_whole()
@@ -292,11 +341,12 @@ class Checkpoints:
         name = snapshot_name(number, self._core.term, round_, self._writer, is_delta=saved is not None)
         follows = None if saved is None else saved.files[-1]
         try:
-            nbytes = self._write(holding, name, SnapshotHead(resident_id, number, follows), frozen.export())
+            head, rows = SnapshotHead(resident_id, number, follows), frozen.export()
+            written = self._write(holding, name, head, rows)
         except BaseException:
-            # Whatever it was: the slice must be in the next snapshot, or its log would be let go.
             held.write_anew()
             raise
+        nbytes = int(rows.nbytes)
         if saved is not None:
             held.saved = saved._replace(deltas=(*saved.deltas, name), delta_bytes=saved.delta_bytes + nbytes)
         else:
@@ -305,6 +355,7 @@ class Checkpoints:
             )
             held.saved = Saved(name, nbytes)
         vectors[resident_id, number] = vector
+        return [(held, written)]
 
     def _takes_delta(self, held: HeldSlice[Any]) -> bool:
         saved = held.saved
@@ -315,12 +366,14 @@ class Checkpoints:
             and held.store.dirty_share <= self._bounds.delta_share
         )
 
-    def _write(self, holding: Holding[Any], name: str, head: SnapshotHead, rows: pa.RecordBatch) -> int:
-        """How many bytes it was."""
+    def _write(self, holding: Holding[Any], name: str, head: SnapshotHead, rows: pa.RecordBatch) -> Written:
+        """It is to be settled."""
         self.make_room(head.id)
-        write_snapshot(self._files, self._path(head.id, name), head, holding.snapshot_schema, [rows])
+        written = write_snapshot(
+            self._files, self._path(head.id, name), head, holding.snapshot_schema, [rows]
+        )
         self.bytes_written += rows.nbytes
-        return int(rows.nbytes)
+        return written
 
     # Merging
 
@@ -367,7 +420,8 @@ class Checkpoints:
                 # Memory has it all: new files take the place of what is damaged.
                 merge.held.write_anew()
             raise
-        return self._write(merge.holding, merge.name, merge.head, rows)
+        settle(self._files, [self._write(merge.holding, merge.name, merge.head, rows)])
+        return int(rows.nbytes)
 
     def _is_here(self, merge: Merge) -> bool:
         return merge.is_of(self._core) and merge.number not in self._unconfirmed

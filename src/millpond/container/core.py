@@ -210,6 +210,9 @@ class Core:
             self._numbered[resident] = self.seq + 1
             return self.seq + 1
 
+    def not_written(self, seq: int) -> None:
+        """The record could not be made durable under the number that it was to have."""
+
     def logged(self, seq: int, ready: Ready) -> Prepared:
         """The record is durable under that number, and all that may fail is done."""
         with self._lock:

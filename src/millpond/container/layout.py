@@ -23,7 +23,15 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.container.holdings.base import CheckedRows, Record
-from millpond.durable.arrow_files import durable_names, read_metadata, read_table_file, write_table_file
+from millpond.durable.arrow_files import (
+    Written,
+    durable_names,
+    read_metadata,
+    read_table_file,
+    table_content,
+    write_content,
+    write_table_file,
+)
 from millpond.durable.files import Files
 from millpond.errors import CorruptFile
 from millpond.wire.base import Count, Directory, IdOnDisk, ResidentId, SliceId, Term, Turn, Writer
@@ -307,9 +315,10 @@ def slice_of_snapshot(name: str) -> int | None:
 
 def write_snapshot(
     files: Files, path: str, head: SnapshotHead, schema: pa.Schema, batches: Sequence[pa.RecordBatch]
-) -> None:
+) -> Written:
+    """It is there once it is settled."""
     kind = "snapshot" if head.follows is None else "delta"
-    write_table_file(files, path, kind, schema, batches, _metadata("snapshot", head, path))
+    return write_content(files, path, kind, table_content(schema, batches, _metadata("snapshot", head, path)))
 
 
 def read_snapshot(

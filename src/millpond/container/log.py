@@ -53,7 +53,14 @@ class Log:
             started = time.perf_counter()
             seq = self.core.number(record.resident)
             resident_id = holding.resident.id
-            write_record(self._files, self._root, self.directory, seq, record, resident_id, schema, slices)
+            try:
+                write_record(
+                    self._files, self._root, self.directory, seq, record, resident_id, schema, slices
+                )
+            except BaseException:
+                # Here, not by the caller: the number is the next one's.
+                self.core.not_written(seq)
+                raise
             self.core.seq = seq
             self.bytes += sum(part.batch.nbytes for part in record.parts)
             self.seconds += time.perf_counter() - started

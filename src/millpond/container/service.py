@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import traceback
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
-from millpond.container.backup_core import BackupCore
-from millpond.container.backups import Backups, closed, read_held
+from millpond.container.backups import Backups, read_held
 from millpond.container.checkpoints import Checkpoints
 from millpond.container.core import Core
 from millpond.container.figures import by_resident, process_figures, slice_figures
 from millpond.container.holdings.base import Holding, Means, Ready, Record
-from millpond.container.layout import (
-    backup_directory_name,
-    container_of_snapshot,
-    directory_name,
-    term_of_snapshot,
-)
+from millpond.container.lease import Lease
 from millpond.container.log import Log
-from millpond.container.marks import Marks
-from millpond.container.recovery import rebuild
+from millpond.container.placing import Placing
 from millpond.container.room import ROOM_SHARE, Room
 from millpond.container.waiting import WaitingFiles
 from millpond.durable.crashpoints import reach
@@ -46,7 +36,7 @@ from millpond.wire.backups import (
     Promote,
     ReadHeld,
 )
-from millpond.wire.base import Done, Exchange, Message, Read, ResidentId, SliceId
+from millpond.wire.base import Done, Exchange, Message, Read, SliceId
 from millpond.wire.connection import Answer, Connection, Dialer, SlicedBatch
 from millpond.wire.epochs import Apply, Discard, Prepare, Prepared, Stage
 from millpond.wire.figures import AskFigures, AskSlice, ContainerFigures
@@ -64,7 +54,6 @@ from millpond.wire.house import (
     LetGo,
     ListSnapshots,
     Ping,
-    Pulse,
     Release,
     SnapshotList,
 )
@@ -74,9 +63,6 @@ from millpond.wire.waiting import KeepWaiting, ReadWaiting
 SWEEP_ENTRIES = 4096
 # Connections to other containers that are kept; of those that ended, too, until there are more.
 PEERS_MAX = 64
-# Answers to the coordinator whose times are remembered: more than it asks for in the time of a lease.
-PULSES_MAX = 64
-_T = TypeVar("_T")
 
 
 class ContainerService:
@@ -101,28 +87,14 @@ class ContainerService:
         self.dial = dial
         self._room = Room(self._means.memory // ROOM_SHARE)
         self._waiting = WaitingFiles(files, root, self._room, self._runtime.bits)
-        # These come together, by `Assign`.
-        self._core: Core | None = None
-        self._log: Log | None = None
-        self._checkpoints: Checkpoints | None = None
-        self._backups: Backups | None = None
+        self._lease = Lease(self._runtime)
+        # It comes by `Assign`.
+        self._placing: Placing | None = None
         self._assign_lock = self._runtime.lock()
         # Steps of one resident's epochs do not overlap.
         self._epoch_locks: Locks[str] = Locks(self._runtime)
-        self._lease_until_s: float | None = None
-        self._pulses = count(1)
-        self._answered_s: dict[int, float] = {}
-        self._writing_since_s: float | None = None
-        self._write_s = 0.0
-        # Of each slice the newest order, and the one by which it came to be served.
-        self._orders: dict[SliceId, int] = {}
-        self._promotions: dict[SliceId, int] = {}
-        self._newest_order = 0
-        self._order_lock = self._runtime.lock()
         self._peers: dict[str, Connection] = {}
         self._peers_lock = self._runtime.lock()
-        # Snapshots loaded and records replayed, as slices were adopted.
-        self._rebuilt: Counter[str] = Counter()
         self._unswept: set[str] = set()
         self.upkeep_failures = 0
         self._since_s = self._runtime.now()
@@ -149,9 +121,11 @@ class ContainerService:
                 self._means.run.resize(threads)
             case Ping() | ContainerStatus() | AskLag() | ListSnapshots() | AskFigures() | AskSlice():
                 return self._tell_about(message)
+            case Assign():
+                with self._assign_lock:
+                    self._assign(message)
             case (
-                Assign()
-                | Adopt()
+                Adopt()
                 | Confirm()
                 | Release()
                 | LetGo()
@@ -161,50 +135,22 @@ class ContainerService:
                 | Demote()
                 | Dismiss()
             ):
-                self._place(message)
+                self._here.place(message)
             case _:
                 self._learn_of(message)
         return Done()
-
-    def _place(self, message: Any) -> None:
-        """Slices come, go and change roles."""
-        match message:
-            case Assign():
-                with self._assign_lock:
-                    self._assign(message)
-            case Adopt():
-                self._adopt(message)
-            case Confirm(order, slices):
-                self._confirm(order, slices)
-            case Release(order, slices):
-                self._release(order, slices)
-            case LetGo(order, directories):
-                self._let_go(order, directories)
-            case Enlist(order, slices):
-                self._check_order(order, slices)
-                self.backups.enlist(slices)
-            case Copy(order, _, slices):
-                self._check_order(order, slices)
-                self.backups.copy(message)
-            case Promote():
-                self._promote(message)
-            case Demote(order, slices):
-                self._demote(order, slices)
-            case Dismiss(order, slices):
-                self._check_order(order, slices)
-                self.backups.dismiss(slices)
 
     def _learn_of(self, message: Any) -> None:
         """Residents come, go and go on."""
         match message:
             case AddResident(resident):
-                for core, _ in self._both:
+                for core, _ in self._here.both:
                     core.add(resident)
                 self.checkpoints.make_room(resident.id)
             case DropResident(name, born):
                 self._drop(name, born)
             case ForgetWriters(resident, writers):
-                for core, checkpoints in self._both:
+                for core, checkpoints in self._here.both:
                     self._forget(core.holding(resident), checkpoints, set(writers))
             case Advance(resident, fetch_progress, final_below):
                 self.core.holding(resident).advance(fetch_progress, final_below)
@@ -215,13 +161,14 @@ class ContainerService:
         """Answers what changes nothing."""
         match message:
             case Ping(lease_s, heard):
-                return self._pulse(lease_s, heard)
+                _ = self.core  # one that recovers is not there yet
+                return self._lease.pulse(lease_s, heard)
             case ContainerStatus():
                 return self._report()
             case AskLag(slices):
                 return Lag(*self.backups.core.lag(slices))
             case ListSnapshots(resident):
-                return SnapshotList(self._snapshots_of_others(resident))
+                return SnapshotList(self._here.snapshots_of_others(resident))
             case AskFigures():
                 return self._figures()
             case AskSlice(number):
@@ -241,7 +188,7 @@ class ContainerService:
             return self._waiting.keep(message, batches)
         if not isinstance(message, Exchange):
             raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
-        self._check_lease()
+        self._lease.check()
         rows = next(batches, None)
         if rows is None or next(batches, None) is not None:
             raise BadMessage("questions come as one batch")
@@ -257,213 +204,60 @@ class ContainerService:
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, Read):
             raise BadMessage(f"a container does not read for {type(message).__name__}")
-        self._check_lease()
+        self._lease.check()
         if isinstance(message, ReadHeld):
             return read_held(self.core.holding(message.resident), message.slice)
         if isinstance(message, ReadWaiting):
             return self._waiting.read(message)
         return self.core.holding(message.resident).read(message)
 
-    def _pulse(self, lease_s: float | None, heard: int) -> Pulse:
-        _ = self.core  # one that recovers is not there yet
-        now_s = self._runtime.now()
-        number = next(self._pulses)
-        if lease_s is not None:
-            # The first has nothing that it could go on from; of answers that are forgotten by now, none counts.
-            since_s = self._answered_s.get(heard, now_s if not self._answered_s else -math.inf)
-            self._lease_until_s = max(self._lease_until_s or -math.inf, since_s + lease_s)
-            self._answered_s[number] = now_s
-            self._answered_s.pop(number - PULSES_MAX, None)
-        began_s, took_s = self._writing_since_s, self._write_s
-        return Pulse(took_s if began_s is None else max(took_s, now_s - began_s), number)
-
     def beat(self) -> None:
         """Writes a little to the disk, and notes how long that takes. In a thread of its own."""
-        log = self._log
-        if log is None:
-            return
-        self._writing_since_s = started_s = self._runtime.now()
-        try:
-            log.probe()
-        except OSError:
-            return  # one that is full is there; one that is not there, or hangs, takes long
-        finally:
-            self._write_s = self._runtime.now() - started_s
-            self._writing_since_s = None
+        if self._placing is not None:
+            self._lease.beat(self._placing.log, self._placing.is_there)
 
-    def _is_leased(self) -> bool:
-        """Who was not asked for long may have been stopped, and its slices be served elsewhere, from the same files."""
-        return self._lease_until_s is None or self._runtime.now() <= self._lease_until_s
-
-    def _check_lease(self) -> None:
-        if not self._is_leased():
-            raise Unavailable(
-                "the container has not heard of its coordinator for long",
-                hint="try again in a moment",
-                address="",
-            )
+    @property
+    def _here(self) -> Placing:
+        if self._placing is None:
+            raise Unavailable("the container is still recovering", hint="try again in a moment", address="")
+        return self._placing
 
     @property
     def core(self) -> Core:
-        return _there(self._core)
+        return self._here.core
 
     @property
     def log(self) -> Log:
-        return _there(self._log)
+        return self._here.log
 
     @property
     def checkpoints(self) -> Checkpoints:
-        return _there(self._checkpoints)
+        return self._here.checkpoints
 
     @property
     def backups(self) -> Backups:
-        return _there(self._backups)
-
-    @property
-    def _both(self) -> list[tuple[Core, Checkpoints]]:
-        """What is served, and what is held for others."""
-        return [(self.core, self.checkpoints), (self.backups.core, self.backups.checkpoints)]
-
-    # Slices
+        return self._here.backups
 
     def _assign(self, message: Assign) -> None:
-        if self._core is not None:
-            if self._core.term == message.term:
+        if self._placing is not None:
+            core = self._placing.core
+            if core.term == message.term:
                 return
-            raise BadMessage(f"this is container {self._core.container} in term {self._core.term} already")
+            raise BadMessage(f"this is container {core.container} in term {core.term} already")
         if message.threads:
             self._means.run.resize(message.threads)
         if message.landmark:
             check_root(self._root, message.landmark, f"container {message.container}", self._files)
-        core = Core(message.container, message.term, message.pond_slices, self._means)
-        directory = directory_name(message.term, message.container)
-        lock, numbers = self._runtime.lock, count(1)
-        log = Log(self._files, self._root, directory, core, lock())
-        bounds = self._means.bounds
-        checkpoints = Checkpoints(
-            self._files, self._root, core, log, lock(), numbers, bounds, may_remove=self._is_leased
+        self._placing = Placing(
+            self._files, self._root, message, self._means, self._runtime, self.dial, self._lease.holds
         )
-        held = BackupCore(message.container, message.term, message.pond_slices, self._means)
-        held_log = Log(
-            self._files, self._root, backup_directory_name(message.term, message.container), held, lock()
-        )
-        held_checkpoints = Checkpoints(
-            *(self._files, self._root, held, held_log, lock(), numbers, bounds),
-            backup=True,
-            may_remove=self._is_leased,
-        )
-        for resident in message.residents:
-            core.add(resident)
-            held.add(resident)
-            checkpoints.make_room(resident.id)
-        log.make_room()
-        self._backups = Backups(held, held_log, held_checkpoints, self._runtime, self.dial)
-        self._log, self._checkpoints, self._core = log, checkpoints, core
 
-    def _adopt(self, message: Adopt) -> None:
-        """Rebuilds slices beside those that are served; they are served once what they rest on is written down."""
-        core = self.core
-        with self.checkpoints.lock:
-            self._check_order(message.order, list(message.slices))
-            wanted = {n: directory for n, directory in message.slices.items() if n not in core.owned}
-            adopt = Adopt(message.order, wanted, message.decided, message.careful)
-            with Marks(core, self._files, self._root, message.careful) as marks:
-                marks.spoil()
-                rebuilt = rebuild(core, self._files, self._root, adopt, marks.set)
-            for one in (one for held in rebuilt.slices.values() for one in held.values()):
-                files = one.saved.files if one.saved is not None else ()
-                if any(container_of_snapshot(file) not in (None, core.container) for file in files):
-                    # What another container wrote goes with its disk.
-                    one.write_anew()
-            self.checkpoints.add(rebuilt.grounds)
-            core.install(rebuilt.slices)
-            self._learn(message.epochs)
-            self._rebuilt.update(rebuilt.figures)
-
-    def _learn(self, epochs: Mapping[str, int]) -> None:
-        """How many epochs residents have whose slices came with all of them."""
-        for name, number in epochs.items():
-            holding = self.core.holdings.get(name)
-            if holding is not None:
-                holding.epochs = max(holding.epochs, number)
-
-    def _confirm(self, order: int, slices: list[SliceId]) -> None:
-        with self.checkpoints.lock, self.backups.checkpoints.lock:
-            self._check_order(order, slices)
-            self.checkpoints.confirm(slices)
-            self.backups.checkpoints.confirm(slices)
-
-    def _promote(self, message: Promote) -> None:
-        """Slices that are held as a backup are served from now on."""
-        with self.checkpoints.lock, self.backups.checkpoints.lock:
-            self._check_order(message.order, message.slices)
-            wanted = [number for number in message.slices if number not in self.core.owned]
-            for number in set(message.slices) - set(wanted):
-                # By an order whose switch has failed since: what it serves may be old.
-                if self._promotions.get(number) != message.order:
-                    raise StageLost(f"slice {number} is served here already", container=self.core.container)
-            if not wanted:
-                return
-            slices, grounds = self.backups.give_up(wanted, message.decided)
-            try:
-                self.checkpoints.add(grounds)
-            except BaseException:
-                self.backups.core.take_in(slices)
-                raise
-            self.core.install(slices)
-            self._promotions.update(dict.fromkeys(wanted, message.order))
-            self._learn(message.epochs)
-            self._rebuilt["slices_promoted"] += len(wanted)
-
-    def _demote(self, order: int, numbers: list[SliceId]) -> None:
-        """Slices that are served here are held as a backup from now on."""
-        with self.checkpoints.lock, self.backups.checkpoints.lock:
-            self._check_order(order, numbers)
-            wanted = [number for number in numbers if number in self.core.owned]
-            grounds = {number: closed(self.checkpoints.grounds[number], self.log) for number in wanted}
-            slices = self.core.release(wanted)
-            self.checkpoints.release(set(wanted), gone=False)
-            self.backups.take_in(slices, grounds)
-
-    def _snapshots_of_others(self, resident: ResidentId) -> list[str]:
-        """Those that incarnations before this one wrote."""
-        names = {name for _, checkpoints in self._both for name in checkpoints.files(resident)}
-        return sorted(name for name in names if term_of_snapshot(name) != self.core.term)
-
-    def _check_order(self, order: int, slices: Collection[SliceId]) -> None:
-        """Whoever sent an older one about a slice has been told that it failed, and has gone on."""
-        with self._order_lock:
-            if any(order < self._orders.get(number, 0) for number in slices):
-                raise StageLost("this came too late", container=self.core.container)
-            self._orders.update(dict.fromkeys(slices, order))
-            self._newest_order = max(order, self._newest_order)
-
-    def _release(self, order: int, slices: list[SliceId]) -> None:
-        with self.checkpoints.lock:
-            self._check_order(order, slices)
-            self.core.release(slices)
-            self.checkpoints.release(set(slices), gone=False)
-
-    def _let_go(self, order: int, directories: list[str]) -> None:
-        """Of what is here, nobody else rests on what is in these directories."""
-        with self._order_lock:
-            # Since a slice went, somebody may have come to need what it left.
-            if order < self._newest_order:
-                raise StageLost("this came too late", container=self.core.container)
-        for log, checkpoints in (
-            (self.log, self.checkpoints),
-            (self.backups.log, self.backups.checkpoints),
-        ):
-            with checkpoints.lock:
-                # What changed roles here since rests on it.
-                needed = {*self.checkpoints.needs(), *self.backups.checkpoints.needs()}
-                if log.directory in directories and log.directory not in needed:
-                    checkpoints.let_go()
+    # Residents
 
     def _drop(self, name: str, born: int) -> None:
         # An epoch that runs for long holds up nobody's checkpoints.
         with self._epoch_locks[name]:
-            for core, checkpoints in self._both:
+            for core, checkpoints in self._here.both:
                 with checkpoints.lock:
                     dropped = core.drop(name, born)
                     if dropped is not None:
@@ -553,24 +347,24 @@ class ContainerService:
 
         True when there was nothing to do.
         """
-        core = self._core
-        if core is None:
+        if self._placing is None:
             return True
+        core = self.core
         core.expire(self._runtime.now())
-        if not self._is_leased():
+        if not self._lease.holds():
             return True
         idle = self.backups.maintain()
-        for each, _ in self._both:
+        for each, _ in self._here.both:
             for holding in list(each.holdings.values()):
                 idle &= self._sweep(holding)
         if core.owned and self.checkpoints.is_due():
             self.checkpoints.checkpoint()
-        for _, checkpoints in self._both:
+        for _, checkpoints in self._here.both:
             idle &= checkpoints.merge()
         return idle
 
     def checkpoint(self) -> None:
-        for _, checkpoints in self._both:
+        for _, checkpoints in self._here.both:
             checkpoints.checkpoint()
 
     def _sweep(self, holding: Holding[Any]) -> bool:
@@ -617,7 +411,7 @@ class ContainerService:
                 "checkpoints": self.checkpoints.taken,
                 "checkpoint_bytes": self.checkpoints.bytes_written,
                 "merges": self.checkpoints.merges,
-                **self._rebuilt,
+                **self._here.rebuilt,
                 "log_records": self.log.records,
                 "log_seconds": self.log.seconds,
                 "upkeep_failures": self.upkeep_failures,
@@ -630,9 +424,3 @@ class ContainerService:
     def validate(self) -> None:
         self.core.validate()
         self.backups.core.validate()
-
-
-def _there(part: _T | None) -> _T:
-    if part is None:
-        raise Unavailable("the container is still recovering", hint="try again in a moment", address="")
-    return part

@@ -89,19 +89,26 @@ class Backing:
         )
 
     def _drop_ended(self) -> None:
-        """A backup whose incarnation has ended gets nothing any more, and lacks something from the next epoch on."""
+        """A backup whose incarnation has ended lacks something from the next epoch on."""
         members = self._containers.members
-        ended = [name for name in self._memory.record.backups if not members.serves(*_incarnation(name))]
-        if ended:
-            self._memory.change(lambda record: placement.without_backups(record, ended))
+        self._memory.change(lambda record: placement.without_ended(record, members.serving))
         for incarnation in [each for each in self._enlisted if not members.serves(*each)]:
             del self._enlisted[incarnation]
 
+    def held(self) -> dict[SliceId, list[int]]:
+        """Of each slice the containers that hold a backup, and serve."""
+        record, members = self._memory.record, self._containers.members
+        held: dict[SliceId, list[int]] = {SliceId(number): [] for number in range(record.slices)}
+        for name, numbers in sorted(record.backups.items()):
+            container, term = _incarnation(name)
+            if members.serves(container, term):
+                for number in numbers:
+                    held[number].append(container)
+        return held
+
     def holders(self, number: SliceId) -> list[int]:
         """The containers that hold a backup of the slice, and serve."""
-        names = placement.backups_of(self._memory.record).get(number, [])
-        members = self._containers.members
-        return [container for container, term in map(_incarnation, names) if members.serves(container, term)]
+        return self.held()[number]
 
 
 def _incarnation(directory: str) -> tuple[int, Term]:

@@ -58,9 +58,11 @@ class Commits:
         self.update_steps = UpdateSteps()
 
     def barrier(self, residents: Iterable[str]) -> None:
-        """Returns when no epoch of these residents is under way that had begun before."""
+        """Returns when no epoch of these residents is under way that had begun before, and all that were decided are
+        visible; raises what hinders that.
+        """
         for name in sorted(residents):
-            with self._locks[name]:
+            with self.paused([name]):
                 pass
 
     @contextmanager

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from millpond.coordinator import placement
 from millpond.coordinator.backing import Backing
+from millpond.coordinator.loads import Room
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.migrations import Migrations, Watch
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.slices import Slices
-from millpond.errors import BadOption, MillpondError, Unavailable
+from millpond.errors import BadOption, MillpondError, NoRoom, Unavailable
 from millpond.runtime import Runtime
 from millpond.wire.base import SliceId
 from millpond.wire.moves import Cause, MoveInfo, Stage
@@ -44,16 +46,28 @@ class Ticket(Watch):
     error: MillpondError | None = None
     cancelled: bool = False
     tries: int = 0
+    tried: list[SliceId] = field(default_factory=list)
+    """Those that are being moved now. A later request may have taken some of them out of `slices`."""
+    needs: int = 0
+    """Bytes that the target takes up for them."""
 
     def reaches(self, stage: Stage) -> None:
-        if self.cancelled and stage != "moved":
-            raise Unavailable("the move was cancelled", address="")
+        self._check_wanted()
         self.stage = stage
 
     def copies(self, share: float) -> None:
+        self._check_wanted()
+        self.copied = share
+
+    def _check_wanted(self) -> None:
         if self.cancelled:
             raise Unavailable("the move was cancelled", address="")
-        self.copied = share
+        if self.is_outdated:
+            raise Unavailable("some of the slices are to go elsewhere", address="")
+
+    @property
+    def is_outdated(self) -> bool:
+        return len(self.slices) < len(self.tried)
 
     @property
     def is_over(self) -> bool:
@@ -91,6 +105,13 @@ class Scaling:
     what: str = ""
     error: MillpondError | None = None
     leaving: set[int] = field(default_factory=set)
+    moves: list[int] = field(default_factory=list)
+    """The ids of its moves."""
+
+
+class Rooms(Protocol):
+    def __call__(self, owner: int, target: int) -> Room:
+        """What the target has left, and how large the owner's slices are, as far as that is known."""
 
 
 class Elasticity:
@@ -109,6 +130,7 @@ class Elasticity:
         self._tickets: dict[int, Ticket] = {}
         self._number = 0
         self._running = 0
+        self.rooms: Rooms = lambda owner, target: Room()
         self.scaling: Scaling | None = None
         self._closed = False
 
@@ -130,7 +152,9 @@ class Elasticity:
     # Moves
 
     def move(self, slices: Collection[SliceId], to: int, cause: Cause = "move") -> list[Ticket]:
-        """Asks for slices to be served there; those that are there already stay. A later request replaces an earlier one."""
+        """Asks for slices to be served there, in this order; those that are there already stay, and those that are on their
+        way there go on. Of one slice, the later request counts.
+        """
         record = self._memory.record
         for number in slices:
             if not 0 <= number < record.slices:
@@ -143,14 +167,20 @@ class Elasticity:
             known = ", ".join(map(str, self._containers.ids))
             raise BadOption(f"there is no container {to}", hint=f"containers are {known}", option="to")
         by_owner: dict[int, list[SliceId]] = {}
+        if cause != "return":
+            self.stay(slices)
         with self._lock:
+            asked = dict.fromkeys(slices)
+            tickets = [t for t in self._wanted() if t.target == to and not asked.keys().isdisjoint(t.slices)]
+            for ticket in tickets:
+                for number in ticket.slices:
+                    asked.pop(number, None)
+            self._take_out(asked)
             # A move that has begun may be past the point where it can be cancelled.
-            leaving = self._under_way()
-            for number in sorted(set(slices)):
-                if record.owners[number] != to or number in leaving:
+            under_way = self._under_way()
+            for number in asked:
+                if record.owners[number] != to or number in under_way:
                     by_owner.setdefault(record.owners[number], []).append(number)
-            self._cancel(lambda ticket: bool(set(slices) & set(ticket.slices)))
-            tickets = []
             for owner, own in by_owner.items():
                 self._number += 1
                 ticket = Ticket(self._number, own, owner, to, cause, self._runtime.now())
@@ -162,10 +192,48 @@ class Elasticity:
         self._begin()
         return tickets
 
+    def stay(self, slices: Collection[SliceId] | None = None) -> None:
+        """Somebody wants these slices, or all, where they are or go: they do not go back to where they were."""
+        with self._memory.lock:
+            self._slices.homes.forget(slices)
+
+    def _wanted(self) -> list[Ticket]:
+        """Those that are neither over nor cancelled. The caller holds the lock."""
+        return [ticket for ticket in self._tickets.values() if not ticket.is_over and not ticket.cancelled]
+
+    def _take_out(self, slices: Collection[SliceId]) -> None:
+        """Of moves that were asked for earlier. The others of their slices go where they were to go."""
+        for ticket in self._wanted():
+            left = [number for number in ticket.slices if number not in slices]
+            if not left:
+                self._cancel(lambda each, gone=ticket: each is gone)  # type: ignore[misc]
+            elif len(left) < len(ticket.slices):
+                ticket.slices = left
+
+    @property
+    def expected(self) -> tuple[list[int], set[SliceId]]:
+        """The owners when all moves are done, and which slices are on their way."""
+        with self._lock:
+            owners = list(self._memory.record.owners)
+            moving = self._under_way()
+            for ticket in self._wanted():
+                moving.update(ticket.slices)
+                for number in ticket.slices:
+                    owners[number] = ticket.target
+            return owners, moving
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is on its way, and the number of containers stays as it is."""
+        with self._lock:
+            changing = self.scaling is not None and bool(self.scaling.what)
+            return not changing and all(ticket.is_over for ticket in self._tickets.values())
+
     def cancel(self, ids: Collection[int] | None = None) -> None:
         """Those that have not been switched come to nothing."""
         with self._lock:
-            self._cancel(lambda ticket: ids is None or ticket.id in ids)
+            cancelled = self._cancel(lambda ticket: ids is None or ticket.id in ids)
+        self.stay([number for ticket in cancelled for number in ticket.slices])
 
     def _cancel(self, chosen: Callable[[Ticket], bool]) -> list[Ticket]:
         cancelled = [ticket for ticket in self._tickets.values() if not ticket.is_over and chosen(ticket)]
@@ -181,9 +249,12 @@ class Elasticity:
 
     def _await_over(self, tickets: Sequence[Ticket]) -> None:
         while not all(ticket.is_over for ticket in tickets):
-            if self._closed:
-                raise Unavailable("the pond is closing", address="")
+            self._check_open()
             self._runtime.sleep(0.02)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the pond is closing", address="")
 
     def moves(self, ids: Collection[int] | None = None) -> list[MoveInfo]:
         with self._lock:
@@ -193,7 +264,7 @@ class Elasticity:
     def _under_way(self) -> set[SliceId]:
         """Slices whose moves have begun. The caller holds the lock."""
         begun = (t for t in self._tickets.values() if t.began_s is not None and not t.is_over)
-        return {number for ticket in begun for number in ticket.slices}
+        return {number for ticket in begun for number in ticket.tried}
 
     def _begin(self) -> None:
         """Begins what waits, as far as there is room."""
@@ -208,6 +279,7 @@ class Elasticity:
                 if not waiting:
                     return
                 waiting[0].began_s = self._runtime.now()
+                waiting[0].tried = list(waiting[0].slices)
                 self._running += 1
                 self._runtime.spawn(partial(self._run, waiting[0]), f"millpond-move-{waiting[0].id}")
 
@@ -218,27 +290,36 @@ class Elasticity:
             while True:
                 try:
                     self._try(ticket)
-                    ticket.stage, ticket.error = "moved", None
+                    with self._lock:
+                        ticket.stage, ticket.error = "moved", None
+                    return
                 except (MillpondError, OSError) as error:
-                    ticket.tries += 1
                     ticket.error = (
                         error if isinstance(error, MillpondError) else Unavailable(str(error), address="")
                     )
-                    if ticket.cancelled or self._closed:
-                        ticket.stage = "cancelled"
-                    elif ticket.tries >= TRIES_MAX:
-                        ticket.stage = "failed"
+                ticket.needs = 0
+                with self._lock:
+                    is_outdated, ticket.tried = ticket.is_outdated, list(ticket.slices)
+                ticket.tries += not is_outdated
+                if ticket.cancelled or self._closed:
+                    ticket.stage = "cancelled"
+                elif isinstance(ticket.error, NoRoom) or ticket.tries >= TRIES_MAX:
+                    ticket.stage = "failed"
+                else:
+                    ticket.stage = "waiting"
+                    if is_outdated:
+                        self._begin()
                     else:
-                        ticket.stage = "waiting"
                         self._runtime.sleep(pause)
                         pause = min(2 * pause, longest)
-                        continue
+                    continue
                 return
         finally:
             with self._lock:
                 if not ticket.is_over:
                     ticket.stage = "failed"
                 ticket.ended_s = self._runtime.now()
+                ticket.needs = 0
                 self._running -= 1
             self._begin()
 
@@ -246,15 +327,38 @@ class Elasticity:
         """The slices may have gone elsewhere since, or be there already."""
         owners = self._memory.record.owners
         by_owner: dict[int, list[SliceId]] = {}
-        for number in ticket.slices:
+        for number in ticket.tried:
             if owners[number] != ticket.target:
                 by_owner.setdefault(owners[number], []).append(number)
         for owner, slices in by_owner.items():
+            self._take_room(ticket, owner, slices)
             self._migrations.move(owner, ticket.target, slices, ticket)
+
+    def _take_room(self, ticket: Ticket, owner: int, slices: Sequence[SliceId]) -> None:
+        """The target must have memory for them, besides what is on its way there."""
+        room = self.rooms(owner, ticket.target)
+        needs, left = room.needs(ticket.target, slices), room.left.get(ticket.target)
+        with self._lock:
+            others = sum(
+                t.needs for t in self._tickets.values() if t.target == ticket.target and t is not ticket
+            )
+            if left is None or not needs or needs <= left - others:
+                ticket.needs = needs
+                return
+        what = f"{len(slices)} slices take {needs:,} bytes, and container {ticket.target} has {left:,} left"
+        if needs > left:
+            raise NoRoom(
+                what,
+                hint="move fewer or smaller ones, add containers, or open the pond with a larger memory=",
+                container=ticket.target,
+                needs=needs,
+                left=left,
+            )
+        raise Unavailable(f"{what}, of which {others:,} are for slices on their way", address="")
 
     # Containers
 
-    def scale(self, containers: int) -> Scaling:
+    def scale(self, containers: int, cause: Cause = "scale") -> Scaling:
         """Has so many containers share the slices evenly; goes on by itself."""
         record = self._memory.record
         if containers > record.slices:
@@ -263,7 +367,9 @@ class Elasticity:
                 hint="a container serves at least one slice",
                 option="containers",
             )
+        self._containers.check_room(containers)
         with self._lock:
+            self._check_open()
             if self.scaling is not None and self.scaling.what:
                 raise Unavailable(
                     f"the number of containers is being changed already: {self.scaling.what}",
@@ -276,15 +382,16 @@ class Elasticity:
             ids = sorted(now[:containers] + free[: max(0, containers - len(now))])
             scaling = Scaling(ids, f"to {containers} containers", leaving=set(now).difference(ids))
             self.scaling = scaling
-        self._runtime.spawn(partial(self._scale, scaling), "millpond-scale")
+        self._runtime.spawn(partial(self._scale, scaling, cause), "millpond-scale")
         return scaling
 
-    def _scale(self, scaling: Scaling) -> None:
+    def _scale(self, scaling: Scaling, cause: Cause) -> None:
         try:
             scaling.what = "starting containers"
             # What was asked for before must not give slices to those that leave.
             self._await_over(self._cancelled(lambda ticket: ticket.target in scaling.leaving))
             new = [number for number in scaling.ids if number not in self._containers.ids]
+            self._check_open()
             try:
                 self._containers.add(new)
             except MillpondError:
@@ -292,8 +399,10 @@ class Elasticity:
                     self._leave(container)
                 raise
             scaling.what = "moving slices"
-            record = self._memory.record
-            self._await(self.spread(record, scaling.ids, "scale"))
+            self.stay()
+            tickets = self.spread(self._memory.record, scaling.ids, cause)
+            scaling.moves = [ticket.id for ticket in tickets]
+            self._await(tickets)
             scaling.what = "ending containers"
             self._await_backups(scaling)
             for container in sorted(scaling.leaving):
@@ -308,8 +417,7 @@ class Elasticity:
 
     def spread(self, record: PondRecord, ids: Sequence[int], cause: Cause) -> list[Ticket]:
         """Moves after which these containers share the slices evenly, as few as it takes."""
-        held = {SliceId(n): self._backing.holders(SliceId(n)) for n in range(record.slices)}
-        owners = placement.evened(record.owners, ids, held)
+        owners = placement.evened(record.owners, ids, self._backing.held())
         tickets = []
         for (_, target), slices in placement.moves(record.owners, owners).items():
             tickets += self.move(slices, target, cause)
@@ -327,12 +435,11 @@ class Elasticity:
         """Until no slice needs those that leave: neither as an owner nor as a backup."""
         for container in sorted(scaling.leaving):
             while True:
-                if self._closed:
-                    raise Unavailable("the pond is closing", address="")
+                self._check_open()
                 record = self._memory.record
                 if record.slices_of(container):
                     raise Unavailable(f"container {container} has got slices again", address="")
-                if not any(container in self._backing.holders(SliceId(n)) for n in range(record.slices)):
+                if not any(container in holders for holders in self._backing.held().values()):
                     break
                 self._migrations.replicate(self._migrations.wanted, scaling.leaving)
                 self._runtime.sleep(0.05)
@@ -348,37 +455,3 @@ class Elasticity:
                 self._containers.members.leave(container)
 
         self._containers.remove(container, leave)
-
-
-def load_moves(
-    loads: Mapping[SliceId, float], owners: Sequence[int], containers: Sequence[int], tolerance: float = 0.1
-) -> dict[SliceId, int]:
-    """Where slices should go so that no container has much more load than the mean: the hottest first, as few as it takes."""
-    totals = dict.fromkeys(containers, 0.0)
-    for number, owner in enumerate(owners):
-        if owner in totals:
-            totals[owner] += loads.get(SliceId(number), 0.0)
-    mean = sum(totals.values()) / max(1, len(totals))
-    out: dict[SliceId, int] = {}
-    now = list(owners)
-    while len(totals) > 1 and mean > 0:
-        hottest = max(totals, key=lambda c: totals[c])
-        coolest = min(totals, key=lambda c: totals[c])
-        excess = totals[hottest] - mean
-        if excess <= tolerance * mean:
-            break
-        own = sorted(
-            ((loads.get(SliceId(n), 0.0), SliceId(n)) for n, owner in enumerate(now) if owner == hottest),
-            reverse=True,
-        )
-        # The largest that makes the two more even.
-        gap = totals[hottest] - totals[coolest]
-        chosen = next(((load, n) for load, n in own if 0 < load < gap), None)
-        if chosen is None or len(own) == 1 or chosen[1] in out:
-            break
-        load, number = chosen
-        out[number] = coolest
-        now[number] = coolest
-        totals[hottest] -= load
-        totals[coolest] += load
-    return out

@@ -57,8 +57,16 @@ class Hosting(Protocol):
         """Whether its process is at work, though it may not answer. False where nobody knows."""
         ...
 
+    def task_slots(self) -> dict[str, int]:
+        """Of the slots for Spark's tasks, those that containers `wanted` and `had`; nothing where they take none."""
+        ...
+
     def kill(self, container: int) -> None:
         """Ends one container at once, if that is possible, and does not wait for it."""
+        ...
+
+    def check_room(self, containers: int) -> None:
+        """Raises what says why so many containers, of which some are to be started, cannot run."""
         ...
 
     def stop_one(self, container: int) -> None:
@@ -143,6 +151,12 @@ class Embedded:
         with self._lock:
             child = self._children.get(container)
         return child is not None and child.process.poll() is None
+
+    def check_room(self, containers: int) -> None:
+        pass
+
+    def task_slots(self) -> dict[str, int]:
+        return {}
 
     def is_busy(self, container: int) -> bool:
         with self._lock:
@@ -274,7 +288,8 @@ class Child:
         return spent is not None and self._spent is not None and self._spent > spent
 
     def kill(self) -> None:
-        self.is_unwanted = True
+        # One that has ended by itself tells how.
+        self.is_unwanted |= self.process.poll() is None
         self.process.kill()
 
     def hang_up(self) -> None:

@@ -49,6 +49,11 @@ class Members:
         member = self.members.get(container)
         return member is not None and member.serving and member.term == term
 
+    @property
+    def serving(self) -> dict[int, Term]:
+        """The incarnations that serve."""
+        return {container: member.term for container, member in self.members.items() if member.serving}
+
     def term_of(self, container: int) -> Term:
         """Of the incarnation that serves, or that served last; of one that left, of none."""
         member = self.members.get(container)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
@@ -40,6 +41,9 @@ class Assignment(Protocol):
     def assign(self, container: int, term: Term, connection: Connection, careful: Term) -> None:
         """Gives it residents and slices. On return the journal knows that it has them."""
 
+    def is_backed(self, container: int) -> bool:
+        """Whether others hold all its slices, as new as it has them."""
+
     def relieve(self, container: int) -> None:
         """Its last incarnation serves no more: others do, as far as they hold its slices."""
 
@@ -75,6 +79,14 @@ class Membership:
         # One that ends just then is brought back by `recover`: two starts would each take theirs for the one that serves.
         with self._starting[container]:
             self._bring_up(container)
+
+    def check_room(self, containers: int) -> None:
+        """Raises what says why so many cannot run; those that there are do already."""
+        if self._hosting is not None and containers > len(self.ids):
+            self._hosting.check_room(containers)
+
+    def task_slots(self) -> dict[str, int]:
+        return {} if self._hosting is None else self._hosting.task_slots()
 
     def add(self, ids: Sequence[int]) -> None:
         """More containers, with no slices yet; raises what hinders one."""
@@ -173,7 +185,12 @@ class Membership:
         """One that is away, though its process may be there."""
         if self._starting[container].acquire(timeout=0):
             try:
-                if self.members.serves(container, term):
+                heard = self.detector.heard.get(container)
+                is_gone = heard is not None and math.isinf(heard.disk_s)
+                # One whose files were removed holds in memory what is left of them.
+                if self.members.serves(container, term) and (
+                    not is_gone or self._assignment.is_backed(container)
+                ):
                     self.recover(container, term, broken=True)
             finally:
                 self._starting[container].release()

@@ -15,7 +15,7 @@ from millpond.coordinator.memory import Memory
 from millpond.coordinator.slices import Slices
 from millpond.coordinator.switches import Switch
 from millpond.errors import MillpondError, Unavailable
-from millpond.runtime import Lock, Runtime
+from millpond.runtime import Lock, Locks, Runtime
 from millpond.wire.backups import AskLag, Copy, Dismiss, Enlist
 from millpond.wire.base import Call, SliceId, Term
 from millpond.wire.moves import Stage
@@ -64,6 +64,8 @@ class Migrations:
         self._backing = backing
         self._placing = placing
         self._replicating = runtime.lock()
+        # Of one container, copies are made one after the other: of two of the same slice, one would undo the other.
+        self._copying: Locks[int] = Locks(runtime)
         self._admitting = runtime.lock()
         self._copies = 0
         self._runtime = runtime
@@ -74,7 +76,13 @@ class Migrations:
         self, source: int, container: int, slices: Sequence[SliceId], watch: Watch | None = None
     ) -> None:
         """On return the container holds a backup of the slices, which the source serves."""
-        copying = Copying(source, container, slices)
+        with self._copying[container]:
+            held = self._backing.held()
+            missing = [number for number in slices if container not in held[number]]
+            if missing:
+                self._copy_missing(Copying(source, container, missing), watch)
+
+    def _copy_missing(self, copying: Copying, watch: Watch | None) -> None:
         with self._admitting:
             self._copies += 1
         try:
@@ -88,7 +96,7 @@ class Migrations:
             self._copies -= 1
         if copying.error is not None:
             raise copying.error
-        self.copied += len(slices)
+        self.copied += len(copying.slices)
 
     @contextmanager
     def without_copies(self) -> Iterator[None]:
@@ -173,10 +181,10 @@ class Migrations:
         watch = watch or Watch()
         # Who may serve what the journal does not know of begins anew first.
         self._slices.call_home()
-        missing = [number for number in slices if target not in self._backing.holders(number)]
-        if missing:
+        held = self._backing.held()
+        if any(target not in held[number] for number in slices):
             watch.reaches("copying")
-            self.copy(source, target, missing, watch)
+            self.copy(source, target, slices, watch)
         watch.reaches("catching up")
         self._catch_up(target, slices)
         watch.reaches("switching")
@@ -238,7 +246,7 @@ class Migrations:
     def _replicate(self, wanted: int, leaving: Collection[int]) -> bool:
         record = self._memory.record
         live = {c: each for c, each in self._containers.live.items() if c not in leaving}
-        held = {SliceId(number): self._backing.holders(SliceId(number)) for number in range(record.slices)}
+        held = self._backing.held()
         hosts = {container: each.host.host for container, each in live.items()}
         want = wanted_backups(record, live, hosts, wanted, held)
         missing: dict[tuple[int, int], list[SliceId]] = {}

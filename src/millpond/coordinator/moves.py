@@ -33,11 +33,14 @@ class Adopt(NamedTuple):
 
 
 class Enter(NamedTuple):
-    """Write into the journal that the slices are the container's, if that incarnation still serves: Obeyed, or Failed."""
+    """Write into the journal that the slices are the container's, if that incarnation still serves and the source still has
+    them: Obeyed, or Failed.
+    """
 
     container: int
     term: Term
     slices: Sequence[SliceId]
+    source: int
 
 
 class Confirm(NamedTuple):
@@ -126,6 +129,10 @@ class Move:
         self._stuck = False
 
     @property
+    def is_over(self) -> bool:
+        return self.phase in (Phase.DONE, Phase.GIVEN_UP)
+
+    @property
     def astray(self) -> set[int]:
         """Containers that may serve other slices than the journal says, unless all that is asked for is done."""
         return set(self._recalled) if self.error is not None else self._touched()
@@ -155,7 +162,7 @@ class Move:
             case Phase.ADOPT:
                 return [Adopt(self.target, self.slices)]
             case Phase.ENTER:
-                return [Enter(self.target, self._term, self.slices)]
+                return [Enter(self.target, self._term, self.slices, self.source)]
             case Phase.CONFIRM:
                 return [Confirm(self.target, self.slices)]
             case Phase.SETTLE:

@@ -8,8 +8,13 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from millpond.container.layout import incarnation_of
 from millpond.coordinator.records import PondRecord
 from millpond.wire.base import SliceId, Term
+
+VERSIONS_MAX = 16
+NEWS_SHARE = 4
+"""An owner by its slice takes so many times the room of one in its place."""
 
 
 def place(slices: int, containers: Sequence[int]) -> tuple[int, ...]:
@@ -68,6 +73,33 @@ def moves(before: Sequence[int], after: Sequence[int]) -> dict[tuple[int, int], 
     return out
 
 
+def changed(before: Sequence[int], after: Sequence[int]) -> dict[SliceId, int]:
+    """The owners that are others than before."""
+    return {
+        SliceId(number): owner
+        for number, (was, owner) in enumerate(zip(before, after, strict=True))
+        if was != owner
+    }
+
+
+class Versions:
+    """Owners as clients were told them, the last few: of those it can be said what has changed since."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, tuple[int, ...]] = {}
+
+    def since(self, pond: PondRecord, known: int | None) -> dict[SliceId, int] | None:
+        """What has changed since that version; None where it is not remembered, or the whole is as short."""
+        before = self._told.get(-1 if known is None else known)
+        self._told[pond.version] = pond.owners
+        while len(self._told) > VERSIONS_MAX:
+            del self._told[min(self._told)]
+        if before is None:
+            return None
+        news = changed(before, pond.owners)
+        return news if len(news) * NEWS_SHARE <= len(pond.owners) else None
+
+
 def next_term(pond: PondRecord) -> PondRecord:
     return replace(pond, term=Term(pond.term + 1))
 
@@ -99,6 +131,16 @@ def without_backups(
     return pond if backups == pond.backups else replace(pond, backups=backups)
 
 
+def without_ended(pond: PondRecord, serving: Mapping[int, Term]) -> PondRecord:
+    """The pond without the backups of incarnations that do not serve: they get nothing any more.
+
+    Where the owner of a slice does not serve either, no epoch is decided; if its disk is lost, they are what is left.
+    """
+    ended = [name for name in pond.backups if serving.get(incarnation_of(name)[0]) != incarnation_of(name)[1]]
+    served = [SliceId(number) for number, owner in enumerate(pond.owners) if owner in serving]
+    return without_backups(pond, ended, served)
+
+
 def backups_of(pond: PondRecord) -> dict[SliceId, list[str]]:
     """The directories that hold a backup of each slice, for those that have one."""
     out: dict[SliceId, list[str]] = {}
@@ -108,14 +150,20 @@ def backups_of(pond: PondRecord) -> dict[SliceId, list[str]]:
     return out
 
 
-def rest_on_backups(
-    pond: PondRecord, directory: str, slices: Sequence[SliceId], present: Collection[str]
-) -> PondRecord:
-    """The pond in which slices whose directory is lost rest on backups of them, as far as there are."""
+def rest_on_backups(pond: PondRecord, slices: Collection[SliceId], present: Collection[str]) -> PondRecord:
+    """The pond in which those of the slices whose directory is lost rest on backups of them, as far as there are."""
+    lost = {
+        number
+        for name, numbers in pond.directories.items()
+        if name not in present
+        for number in numbers
+        if number in slices
+    }
     for name in sorted(set(pond.backups).intersection(present)):
-        lost = [number for number in pond.directories.get(directory, ()) if number in pond.backups[name]]
-        if lost:
-            pond = without_backups(kept_in(pond, name, lost), [name], lost)
+        own = sorted(lost.intersection(pond.backups[name]))
+        if own:
+            pond = without_backups(kept_in(pond, name, own), [name], own)
+            lost.difference_update(own)
     return pond
 
 

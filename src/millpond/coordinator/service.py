@@ -15,8 +15,9 @@ from millpond.container.layout import CONTAINERS, MANIFEST, incarnations, term_o
 from millpond.coordinator import catalogue, fetches, placement, updates
 from millpond.coordinator.autoscale import Autoscaler, Limits
 from millpond.coordinator.backing import Backing
+from millpond.coordinator.balancing import Balancing
 from millpond.coordinator.commits import Commits
-from millpond.coordinator.elasticity import Elasticity, Ticket, load_moves
+from millpond.coordinator.elasticity import Elasticity
 from millpond.coordinator.figures import Figures
 from millpond.coordinator.hosting import Hosting
 from millpond.coordinator.journal import JOURNAL
@@ -51,7 +52,6 @@ from millpond.wire.moves import (
     AskMoves,
     Autoscale,
     CancelMoves,
-    Cause,
     Moves,
     MoveSlices,
     Rebalance,
@@ -64,7 +64,6 @@ from millpond.wire.waiting import TidyWaiting
 
 CLOSE_S_MAX = 30.0
 REPLICATE_PAUSE_S = 2.0
-AUTOSCALE_S = 2.0
 
 
 class CoordinatorService:
@@ -88,9 +87,11 @@ class CoordinatorService:
         self._runtime = runtime or Serial()
         self._memory = Memory(files, root, self._runtime)
         self._telling = Telling(self._memory, self._runtime)
-        self._slices = Slices(self._memory, self._telling, dial, self._runtime)
+        self._slices = Slices(
+            self._memory, self._telling, dial, lambda: incarnations(files, root), self._runtime
+        )
         self._containers = self._slices.containers
-        backing = Backing(self._memory, self._containers)
+        self._backing = backing = Backing(self._memory, self._containers)
         self._commits = Commits(self._memory, self._containers, self._telling, backing, self._runtime)
         self._tidying = Tidying(files, root, self._memory, self._slices, self._runtime)
         # No resident comes while slices change hands: its epochs would not be waited for.
@@ -101,10 +102,17 @@ class CoordinatorService:
         self.elasticity = Elasticity(self._memory, self._slices, backing, self._migrations, self._runtime)
         self._replicating = self._runtime.lock()
         self._replicate_at_s = 0.0
-        self._autoscaler: Autoscaler | None = None
-        self._autoscale_at_s = 0.0
         self._latencies = Latencies()
         self.figures = Figures(self._memory, self._containers, self._commits, self._latencies, self._runtime)
+        self._balancing = Balancing(
+            self._memory,
+            self._slices,
+            backing,
+            self._migrations,
+            self.elasticity,
+            self.figures,
+            self._runtime,
+        )
         self._open = False
 
     @property
@@ -158,9 +166,8 @@ class CoordinatorService:
                     hint="restore the journal and the containers' files from one backup copy",
                     path=path,
                 )
-        for name, slices in self._record.directories.items():
-            if name not in present:
-                self._memory.record = placement.rest_on_backups(self._record, name, slices, present)
+        every = [SliceId(number) for number in range(self._record.slices)]
+        self._memory.record = placement.rest_on_backups(self._record, every, present)
         for name in self._record.directories:
             if name not in present:
                 path = os.path.join(self._root, CONTAINERS, name, MANIFEST)
@@ -222,11 +229,10 @@ class CoordinatorService:
             self._commits.show_early()
             if self._tidying.is_due:
                 self._tidying.tidy()
-            if self._autoscaler is not None:
-                with suppress(MillpondError):
-                    self._autoscale()
             if self._migrations.wanted or self._record.backups:
                 self._runtime.spawn(self._replicate, "millpond-replicate")
+            if not self._only_reads:
+                self._runtime.spawn(self._balancing.maintain, "millpond-balance")
 
     def _replicate(self) -> None:
         """Sees to it that slices have the backups they should have; after a failure, not at once again."""
@@ -251,9 +257,10 @@ class CoordinatorService:
                     self._set_threads(threads)
                 if containers is not None:
                     elasticity.scale(containers)
-                return self._moves([])
+                return self._moves([], scaling=containers is not None)
             case Rebalance(by):
-                return self._moves([ticket.id for ticket in self._rebalance(by, "rebalance")])
+                tickets, notes = self._balancing.rebalance(by, "rebalance")
+                return self._moves([ticket.id for ticket in tickets], notes=notes)
             case CancelMoves(ids):
                 elasticity.cancel(ids)
                 return Done()
@@ -262,33 +269,13 @@ class CoordinatorService:
                 return Done()
         raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
 
-    def _rebalance(self, by: str, cause: Cause) -> list[Ticket]:
-        """Moves hot slices from containers with much load to those with little."""
-        if any(not move.is_over for move in self.elasticity.moves()):
-            return []  # what is under way changes the loads
-        columns = self.figures.gather().slices.columns()
-        load = {
-            "cpu": columns["cpu_us"],
-            "rows": columns["rows_updated"] + columns["rows_fetched"],
-            "bytes": columns["held_bytes"],
-        }[by]
-        loads = {
-            SliceId(number): float(load[place]) for place, number in enumerate(columns["slices"].tolist())
-        }
-        to = load_moves(loads, self._record.owners, self._containers.ids)
-        tickets = []
-        for target in sorted(set(to.values())):
-            slices = [number for number, container in to.items() if container == target]
-            tickets += self.elasticity.move(slices, target, cause)
-        return tickets
-
     def _set_autoscale(self, message: Autoscale) -> None:
-        self._autoscaler = (
+        self._balancing.autoscaler = (
             None
             if message.containers_min is None or message.containers_max is None
             else Autoscaler(
                 Limits(
-                    message.containers_min,
+                    min(message.containers_min, self._record.slices),
                     min(message.containers_max, self._record.slices),
                     message.busy_min,
                     message.busy_max,
@@ -297,27 +284,12 @@ class CoordinatorService:
             )
         )
 
-    def _autoscale(self) -> None:
-        """Looks at the load now and then, and changes the number of containers by it."""
-        now_s, scaler = self._runtime.now(), self._autoscaler
-        scaling = self.elasticity.scaling
-        if scaler is None or now_s < self._autoscale_at_s or (scaling is not None and scaling.what):
-            return
-        self._autoscale_at_s = now_s + AUTOSCALE_S
-        containers = self.figures.gather().containers
-        threads = max((int(figures["threads"]) for figures in containers.values()), default=1)
-        spent_s = {container: float(figures["cpu_s"]) for container, figures in containers.items()}
-        wanted = scaler.looks(now_s, spent_s, threads)
-        if wanted is not None and wanted != len(self._containers.ids):
-            self.elasticity.scale(wanted)
-
-    def _moves(self, ids: Sequence[int] | None) -> Moves:
-        scaling = self.elasticity.scaling
-        return Moves(
-            self.elasticity.moves(ids),
-            "" if scaling is None else scaling.what,
-            "" if scaling is None or scaling.error is None else str(scaling.error),
-        )
+    def _moves(self, ids: Sequence[int] | None, scaling: bool = False, notes: Sequence[str] = ()) -> Moves:
+        change = self.elasticity.scaling if scaling else None
+        if change is None:
+            return Moves(self.elasticity.moves(ids), notes=list(notes))
+        error = "" if change.error is None else str(change.error)
+        return Moves(self.elasticity.moves(change.moves), change.what, error, list(notes))
 
     def _set_threads(self, threads: int) -> None:
         self._slices.threads = threads
@@ -391,8 +363,8 @@ class CoordinatorService:
             case ListResidents(kind):
                 residents = self._record.residents.values()
                 return ResidentList([known.spec for known in residents if known.spec.kind == kind])
-            case Locate():
-                return self._slices.locate(self._root)
+            case Locate(known):
+                return self._slices.locate(self._root, known)
             case AskProgress(resident):
                 if message.waits:
                     self._commits.await_visible(resident)
@@ -403,9 +375,9 @@ class CoordinatorService:
                     progress = self._commits.progress(resident)
                     return fetches.pending(self._record, message, progress.update, progress.held_by)
             case AskMetrics():
-                return self._metrics()
-            case AskMoves(ids):
-                return self._moves(ids)
+                return self.metrics()
+            case AskMoves(ids, scaling):
+                return self._moves(ids, scaling)
             case AskSlice():
                 return self.figures.of_slice(message)
         raise BadMessage(f"the coordinator does not answer {type(message).__name__}")
@@ -524,16 +496,17 @@ class CoordinatorService:
         self._checkpoint_all()
         self._tidying.tidy()
 
-    def _metrics(self) -> PondMetrics:
+    def metrics(self) -> PondMetrics:
+        """Figures of all that there is, as of now."""
         record, wanted = self._record, self._migrations.wanted
         if wanted or record.backups:
-            backups = placement.backups_of(record)
-            self.figures.backups = [len(backups.get(SliceId(n), ())) for n in range(record.slices)]
+            self.figures.backups = [len(holders) for holders in self._backing.held().values()]
             # No more than there are others to hold them.
             self.figures.backups_wanted = [min(wanted, len(self._containers.ids) - 1)] * record.slices
         self.figures.moves = [
-            MoveFigures(m.id, m.slices, m.source, m.target, m.stage, m.progress, m.cause, m.left_s)
+            MoveFigures(m.id, m.slices, m.source, m.target, m.stage, m.progress, m.cause, m.left_s, m.error)
             for m in self.elasticity.moves()
             if not m.is_over
         ]
+        self.figures.task_slots = self._containers.task_slots()
         return self.figures.gather()

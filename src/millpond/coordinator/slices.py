@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from millpond.container.layout import backup_directory_name, directory_name, incarnation_of
 from millpond.coordinator import moves, placement, switches
+from millpond.coordinator.homes import Homes
 from millpond.coordinator.membership import Membership
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.moves import Move
@@ -23,12 +28,25 @@ from millpond.wire.house import Adopt, Assign, Confirm, ContainerInfo, Placement
 
 SWITCH_S_MAX = 5.0
 """While slices change places, their residents' epochs wait: no longer than this."""
+REBUILT_S = 60.0
+"""So long after it rebuilt slices of another, nobody rebuilds those of a container that ends."""
 
 
 class Slices:
-    """Gives containers their slices (an `Assignment`). Whoever holds `moving` sees none on their way."""
+    """Gives containers their slices (an `Assignment`). Whoever holds `moving` sees none on their way.
 
-    def __init__(self, memory: Memory, telling: Telling, dial: Dialer, runtime: Runtime) -> None:
+    `present` tells of which incarnations there are files.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        telling: Telling,
+        dial: Dialer,
+        present: Callable[[], Collection[str]],
+        runtime: Runtime,
+    ) -> None:
+        self._present = present
         self.containers = Membership(dial, self, runtime)
         self._memory = memory
         self._telling = telling
@@ -41,6 +59,11 @@ class Slices:
         # Those that ended with somebody astray.
         self._switches: list[Switch] = []
         self.promoted = 0
+        self._versions = placement.Versions()
+        self.homes = Homes()
+        """Guarded by the memory's lock."""
+        # When containers last rebuilt slices of others.
+        self._rebuilt_s: dict[int, float] = {}
         self.threads = 0
 
     def order(self) -> int:
@@ -59,6 +82,7 @@ class Slices:
 
     def assign(self, container: int, term: Term, connection: Connection, careful: Term) -> None:
         with self._memory.lock:
+            self._rest_on_backups()
             record = self._memory.record
             known = self._telling.residents()
         slices = record.slices_of(container)
@@ -79,7 +103,7 @@ class Slices:
                 mine = [number for number in now.slices_of(container) if number in slices]
                 news = self._telling.news(known)
                 if not news and mine == slices:
-                    now = placement.without_backups(now, _earlier_backups(now, container, term))
+                    now = placement.without_ended(now, {**self.containers.members.serving, container: term})
                     self._memory.write(placement.kept_in(now, directory_name(term, container), slices))
                     self._telling.learnt(container, known)
                     break
@@ -92,6 +116,15 @@ class Slices:
                 slices = mine
         connection.call(Confirm(self.order(), slices))
 
+    def _rest_on_backups(self) -> None:
+        """Slices whose owner does not serve, and whose files are lost, rest on those of their backups."""
+        record, serving = self._memory.record, self.containers.members.serving
+        away = [SliceId(number) for number, owner in enumerate(record.owners) if owner not in serving]
+        if record.backups and away:
+            rested = placement.rest_on_backups(record, away, self._present())
+            if rested is not record:
+                self._memory.write(rested)
+
     # Slices that change hands
 
     @property
@@ -99,26 +132,70 @@ class Slices:
         """Whether a container may serve other slices than the journal says."""
         return bool(self._switches) or (self._move is not None and bool(self._move.astray))
 
+    def is_backed(self, container: int) -> bool:
+        held = placement.backups_of(self._memory.record)
+        return all(
+            any(self._serves(*incarnation_of(name)) for name in held.get(number, ()))
+            for number in self._memory.record.slices_of(container)
+        )
+
     def relieve(self, container: int) -> None:
-        """Has backups serve the slices of a container that is gone, as far as there are: all at the same time."""
+        """Has others serve the slices of a container that is gone: backups, as far as there are, and for the rest peers
+        that rebuild them from the root; all at the same time.
+        """
         with self._memory.lock:
-            record, members = self._memory.record, self.containers.members
-            backups = placement.backups_of(record)
-            targets: dict[int, list[SliceId]] = {}
-            for number in record.slices_of(container):
-                holders = [
-                    held
-                    for name in backups.get(number, ())
-                    if members.serves(held := incarnation_of(name)[0], Term(incarnation_of(name)[1]))
-                    and held != container
-                ]
-                if holders:
-                    chosen = min(holders, key=lambda held: len(targets.get(held, ())))
-                    targets.setdefault(chosen, []).append(number)
-        if targets:
-            switch = Switch(container, targets, live=False)
-            self.drive(switch)
-            self.promoted += len(switch.moved)
+            record = self._memory.record
+            held = placement.backups_of(record)
+            holders = {
+                number: [c for c, term in map(incarnation_of, held.get(number, ())) if self._serves(c, term)]
+                for number in record.slices_of(container)
+            }
+        self._hand_over(container, holders, from_root=False)
+        with self._memory.lock:
+            self._rest_on_backups()
+            record = self._memory.record
+            # Who is told to release slices in the same moment may be told so of these.
+            moving = (
+                set() if self._move is None or self._move.is_over else {self._move.source, self._move.target}
+            )
+            peers = sorted(set(self.containers.members.serving) - moving)
+            # Whoever ended soon after it had rebuilt slices of another may have ended over them: they end nobody else.
+            if self._runtime.now() < self._rebuilt_s.get(container, -math.inf) + REBUILT_S:
+                peers = []
+            code = {
+                number
+                for known in record.residents.values()
+                if known.spec.runs_code
+                for number in known.spec.places(record.slices)
+            }
+            # Nor does user code, from a log that has to run again: who had it runs it.
+            rest = [number for number in record.slices_of(container) if number not in code]
+        moved = self._hand_over(container, dict.fromkeys(rest, peers), from_root=True)
+        for peer in moved:
+            self._rebuilt_s[peer] = self._runtime.now()
+
+    def _serves(self, container: int, term: int) -> bool:
+        return self.containers.members.serves(container, Term(term))
+
+    def _hand_over(
+        self, container: int, holders: Mapping[SliceId, Sequence[int]], *, from_root: bool
+    ) -> set[int]:
+        """Has each slice served by one of those who can, as evenly as can be. Who serves more now."""
+        record = self._memory.record
+        counts = Counter(record.owners) if from_root else Counter[int]()
+        targets: dict[int, list[SliceId]] = {}
+        for number, held in holders.items():
+            able = [each for each in held if each != container]
+            if able:
+                chosen = min(able, key=lambda each: counts[each])
+                counts[chosen] += 1
+                targets.setdefault(chosen, []).append(number)
+        if not targets:
+            return set()
+        switch = Switch(container, targets, live=False, from_root=from_root)
+        self.drive(switch)
+        self.promoted += len(switch.moved)
+        return {self._memory.record.owners[number] for number in switch.moved}
 
     def drive(self, switch: Switch) -> None:
         """Until all is done, but for whoever has to begin anew: that is left to `call_home`."""
@@ -128,6 +205,10 @@ class Slices:
                 return
             for event in self._runtime.map(partial(self._switch, switch), effects):
                 switch.on(event)
+        with self._memory.lock:
+            # An order that came to nothing may be carried out late, in the middle of an epoch: none counts that they prepare.
+            for container in switch.astray:
+                self.containers.members.ended(container)
         self._switches.append(switch)
 
     def _switch(self, switch: Switch, effect: switches.Effect) -> switches.Event:
@@ -139,6 +220,11 @@ class Slices:
                     limit_s = SWITCH_S_MAX if switch.live else LONG_CALL_S
                     ask = Promote(self.order(), list(slices), record.decided(), _epochs(record), limit_s)
                     return switches.Obeyed(container, self._ask(container, ask))
+                case switches.Rebuild(container, slices):
+                    record = self._memory.record
+                    left = dict(placement.directories_of(record, slices))
+                    adopt = Adopt(self.order(), left, record.decided(), epochs=_epochs(record))
+                    return switches.Obeyed(container, self._ask(container, adopt))
                 case switches.Demote(container, slices):
                     return switches.Obeyed(
                         container, self._ask(container, Demote(self.order(), list(slices)))
@@ -187,6 +273,9 @@ class Slices:
             elif switch.live or members.serves(effect.source, members.term_of(effect.source)):
                 raise Unavailable(f"container {effect.source} serves", address="")
             self._memory.write(record)
+            if not switch.live:
+                taken = {n: c for c, (_, slices) in effect.targets.items() for n in slices}
+                self.homes.left(effect.source, taken)
 
     def place(self, owners: Sequence[int]) -> None:
         """Gives slices to those owners. The caller sees to it that no epoch is on its way."""
@@ -227,8 +316,8 @@ class Slices:
                     self.containers.ask_patiently(container, Release(self.order(), list(slices)))
                 case moves.Adopt(container, slices):
                     return self._adopt(container, slices)
-                case moves.Enter(container, term, slices):
-                    self._enter(container, term, slices)
+                case moves.Enter():
+                    self._enter(effect)
                 case moves.Confirm(container, slices):
                     self.containers.ask_patiently(container, Confirm(self.order(), list(slices)))
                 case moves.Settle():
@@ -257,46 +346,47 @@ class Slices:
             return moves.Failed(error, stale=stale)
         return moves.Adopted(term)
 
-    def _enter(self, container: int, term: Term, slices: Sequence[SliceId]) -> None:
+    def _enter(self, effect: moves.Enter) -> None:
+        container, term, slices, source = effect
         with self._memory.lock:
             if not self.containers.members.serves(container, term):
                 raise Unavailable(f"container {container} was restarted", address="")
             before = self._memory.record
+            if any(before.owners[number] != source for number in slices):
+                # The source ended, and who held a backup serves them: it was not told to release them.
+                raise Unavailable("the slices went elsewhere", address="")
             after = [container if n in slices else owner for n, owner in enumerate(before.owners)]
             record = placement.placed(before, after)
             # Who serves a slice holds no backup of it.
             record = placement.without_backups(record, [backup_directory_name(term, container)], slices)
             self._memory.write(placement.kept_in(record, directory_name(term, container), slices))
 
-    def locate(self, root: str) -> Placement:
-        """Whoever asks may have missed a container."""
+    def locate(self, root: str, known: int | None = None) -> Placement:
+        """Whoever asks may have missed a container. Who knows an earlier version gets what has changed, if that is little."""
         if self.containers.members.due(self._runtime.now()):
             self._runtime.spawn(self.containers.retry, "millpond-retry")
-        record = self._memory.record
-        live = dict(self.containers.live)
-        return Placement(
-            root=root,
-            version=record.version,
-            owners=list(record.owners),
-            containers=[
-                ContainerInfo(c, each.host.pid, each.host.address, tuple(record.slices_of(c)))
-                for c, each in sorted(live.items())
-            ],
-            landmark=self.landmark,
-        )
+        with self._memory.lock:
+            record = self._memory.record
+            news = self._versions.since(record, known)
+        live = sorted(self.containers.live.items())
+        containers = [
+            ContainerInfo(
+                c, each.host.pid, each.host.address, tuple(record.slices_of(c)) if news is None else ()
+            )
+            for c, each in live
+        ]
+        away = {
+            c: member.error.message
+            for c, member in list(self.containers.members.members.items())
+            if c not in self.containers.live and member.error is not None
+        }
+        owners = list(record.owners) if news is None else []
+        whole = Placement(root, record.version, owners, containers, self.landmark, away)
+        return whole if news is None else replace(whole, since=known, changed=news)
 
 
 def _epochs(record: PondRecord) -> dict[str, int]:
     return {name: resident.epochs for name, resident in record.residents.items()}
-
-
-def _earlier_backups(record: PondRecord, container: int, term: Term) -> list[str]:
-    """What earlier incarnations of a container held: nobody sends them anything any more."""
-    return [
-        name
-        for name in record.backups
-        if incarnation_of(name)[0] == container and incarnation_of(name)[1] < term
-    ]
 
 
 def _births(record: PondRecord) -> dict[str, int]:

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
-from millpond.errors import BadOption, NoTaskSlots
+from millpond.errors import BadOption, NoTaskSlots, check_not_connect
 
 # Executors come one by one after a session has started.
 SLOTS_S = 15.0
 _SLOTS_PAUSE_S = 0.2
+_clusters: WeakSet[Cluster] = WeakSet()
 
 
 class Slots(NamedTuple):
@@ -39,11 +41,21 @@ class Executor(NamedTuple):
 
 
 class Cluster:
-    """A Spark application, from its driver."""
+    """A Spark application, from its driver, for one pond. `held` is how many slots the pond's containers take."""
+
+    held = 0
 
     def __init__(self, session: Any) -> None:
         self.context = session.sparkContext
         self._spark = self.context._jsc.sc()
+        _clusters.add(self)
+
+    @property
+    def held_by_others(self) -> int:
+        """By containers of other ponds that this process has open in the same application."""
+        return sum(
+            other.held for other in list(_clusters) if other is not self and other.context is self.context
+        )
 
     def setting(self, key: str, default: str = "") -> str:
         return str(self.context.getConf().get(key, default))
@@ -86,29 +98,32 @@ class Cluster:
             return 1
         return max(1, math.ceil(threads / self.task_cpus))
 
-    def check_slots(self, containers: int, threads: int) -> Slots:
+    def check_slots(self, containers: int, threads: int, patience_s: float | None = None) -> Slots:
         """NoTaskSlots if nothing would be left for queries. Executors that are still to come are waited for."""
         each = self.slots_of(threads)
-        taken = containers * each * (2 if self.speculates else 1)
-        deadline = time.monotonic() + SLOTS_S
+        own = containers * each * (2 if self.speculates else 1)
+        taken = own + self.held_by_others
+        deadline = time.monotonic() + (SLOTS_S if patience_s is None else patience_s)
         while (slots := Slots(self._total_slots(), taken)).left < max(1, containers):
             if time.monotonic() > deadline or self.is_local:
                 break
             time.sleep(_SLOTS_PAUSE_S)
         if slots.left < 1:
-            raise self._no_slots(slots, containers, each)
+            raise self._no_slots(slots, containers, each, own)
         return slots
 
-    def _no_slots(self, slots: Slots, containers: int, each: int) -> NoTaskSlots:
+    def _no_slots(self, slots: Slots, containers: int, each: int, own: int) -> NoTaskSlots:
         a_container = "one" if each == 1 else f"{each}, for its threads,"
         twice = (
             ", and as many for the second attempts that it may start (spark.speculation)" * self.speculates
         )
-        fitting = max(0, (slots.total - 1) * containers // slots.taken)
+        others = slots.taken - own
+        beside = f", beside {others} that containers of other ponds take" if others else ""
+        fitting = max(0, (slots.total - others - 1) * containers // own)
         fewer = f"open it with containers={fitting}" if fitting else 'open it with hosting="embedded"'
         return NoTaskSlots(
             f"Spark runs {slots.total} tasks at a time ({self.context.master}): {containers} containers take {a_container}"
-            f" each for as long as the pond is open{twice}, which leaves {max(0, slots.left)} for queries",
+            f" each for as long as the pond is open{twice}{beside}, which leaves {max(0, slots.left)} for queries",
             hint=f"{fewer}, or give the application at least {slots.taken + 1 - slots.total} more cores",
             slots=slots.total,
             taken=slots.taken,
@@ -146,18 +161,16 @@ class Cluster:
             return bool(self._spark.taskScheduler().getExecutorDecommissionState(executor).isDefined())
         return False
 
-    def executor_of(self, group: str) -> str:
-        """The executor that runs the newest attempt of a job's only task; "" where Spark does not tell."""
+    def executor_of(self, group: str, attempt: int) -> str:
+        """The executor that runs that attempt of a job's only task; "" where Spark does not tell, or not yet."""
         with suppress(Exception):
             tracker = self.context.statusTracker()
             for job in tracker.getJobIdsForGroup(group):
                 stages = tracker.getJobInfo(job).stageIds
-                tasks = self._spark.statusStore().taskList(stages[0], 0, 10)
-                running = [
-                    task for task in map(tasks.apply, range(tasks.size())) if task.status() == "RUNNING"
-                ]
-                if running:
-                    return str(max(running, key=lambda task: task.attempt()).executorId())
+                tasks = self._spark.statusStore().taskList(stages[0], 0, 100)
+                for task in map(tasks.apply, range(tasks.size())):
+                    if task.taskId() == attempt:
+                        return str(task.executorId())
         return ""
 
     def thread(self, work: Callable[[], None], name: str) -> threading.Thread:
@@ -211,7 +224,11 @@ class Cluster:
 
     @property
     def is_stopped(self) -> bool:
-        return self.context._jsc is None or bool(self._spark.isStopped())
+        """Also when Java has ended, by whatever way: then it answers nothing."""
+        try:
+            return self.context._jsc is None or bool(self._spark.isStopped())
+        except Exception:  # noqa: BLE001 - of Py4J, for a gateway that is gone
+            return True
 
 
 def choose(executors: list[Executor], containers: Mapping[str, int]) -> Executor | None:
@@ -229,17 +246,11 @@ def choose(executors: list[Executor], containers: Mapping[str, int]) -> Executor
 
 def check_session(session: Any) -> None:
     """BadOption unless containers can run in the session: it must be one of this process's own."""
-    how = 'run the pond with `millpond serve` and join it with mp.connect(address, token, spark=spark): hosting="standalone"'
     if session is None:
         raise BadOption(
             'hosting="spark" needs a Spark session', hint="mp.open(root, spark=spark, ...)", option="spark"
         )
-    if type(session).__module__.startswith("pyspark.sql.connect"):
-        raise BadOption(
-            "a Spark Connect session cannot host containers: its driver is in another process, with the jobs",
-            hint=how,
-            option="hosting",
-        )
+    check_not_connect(session, "spark")
     if getattr(session.sparkContext, "_jsc", session) is None:
         raise BadOption(
             "the Spark session has been stopped", hint="start another, and give that one", option="spark"

@@ -37,7 +37,7 @@ from millpond.coordinator.hosting import (
 from millpond.coordinator.spark_cluster import Cluster, Executor, choose
 from millpond.coordinator.spark_home import Home, TaskLine
 from millpond.coordinator.spark_task import NOT_AT_HOME, ROOT_UNSEEN, ContainerTask, Outcome, machine
-from millpond.errors import BadRoot, ContainerFailed, MillpondError, error_named
+from millpond.errors import ContainerFailed, MillpondError, RootUnseen, error_named
 from millpond.wire.base import Term
 from millpond.wire.home import LEASE_S, End, Ended, Greeted, Leave, Message, Start
 from millpond.wire.keyring import ContainerKeys
@@ -72,6 +72,7 @@ class SparkHosting:
         self._root = root
         self._sockets = sockets
         self._threads = threads
+        self._slots_each = cluster.slots_of(threads)
         self._on_exit = on_exit
         self._keys = keys
         self._code_seconds = code_seconds
@@ -80,6 +81,7 @@ class SparkHosting:
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
         self._places: dict[int, _Place] = {}
+        self._slots_each = cluster.slots_of(threads)
         self._jobs: list[_Job] = []
         self._incarnations = count(1)
         self._stopping = False
@@ -96,6 +98,7 @@ class SparkHosting:
     def start(self, container: int, term: Term) -> Host:
         with self._changed:
             place = self._places.setdefault(container, _Place(container))
+            self._count_slots()
         self._end(place)
         line = self._awaited_line(place)
         with self._changed:
@@ -124,6 +127,16 @@ class SparkHosting:
     def is_busy(self, container: int) -> bool:
         return False
 
+    def check_room(self, containers: int) -> None:
+        self._check_session(containers - 1)
+        self._cluster.check_slots(containers, self._threads, patience_s=0.0)
+
+    def task_slots(self) -> dict[str, int]:
+        each = self._slots_each
+        with self._changed:
+            places = list(self._places.values())
+            return {"wanted": each * len(places), "had": each * sum(bool(place.waiting) for place in places)}
+
     def kill(self, container: int) -> None:
         with self._changed:
             place = self._places.get(container)
@@ -148,6 +161,7 @@ class SparkHosting:
         self._await(jobs, CANCEL_S)
         with self._changed:
             del self._places[container]
+            self._count_slots()
 
     def stop(self) -> None:
         with self._changed:
@@ -159,10 +173,14 @@ class SparkHosting:
         self._stopped.set()
         self._await(jobs, STOP_TIMEOUT_S + CANCEL_S)
         self._home.close()
+        self._cluster.held = 0
         with suppress(OSError):
             os.rmdir(self._grants)
 
     # Slots
+
+    def _count_slots(self) -> None:
+        self._cluster.held = self._slots_each * (2 if self._cluster.speculates else 1) * len(self._places)
 
     def _awaited_line(self, place: _Place) -> TaskLine:
         """The line to an attempt that waits for work. A job is started if none could bring one."""
@@ -232,10 +250,11 @@ class SparkHosting:
 
     def _error_of(self, container: int, outcome: Outcome) -> MillpondError | None:
         if outcome.kind == ROOT_UNSEEN:
-            return BadRoot(
+            return RootUnseen(
                 f"{outcome.host} does not see the pond's root {self._root} as this user's own: {outcome.why}",
                 hint=f"all machines of the Spark application must see one file system at {self._root}, as one user",
                 root=self._root,
+                host=outcome.host,
             )
         if outcome.kind == NOT_AT_HOME:
             return cannot_start(
@@ -333,8 +352,6 @@ class SparkHosting:
                 return
             place.lines.remove(line)
             if line is place.line:
-                if place.job is not None:
-                    place.job.located = False
                 if line.fell_silent:
                     place.may_run_until = time.monotonic() + LEASE_S
                 if place.runs:
@@ -363,13 +380,14 @@ class SparkHosting:
         leaves = self._cluster.setting("spark.decommission.enabled", "false") == "true"
         while not self._stopped.wait(WATCH_S):
             with self._changed:
-                jobs = [(place, place.job) for place in self._places.values() if place.runs]
-            for place, job in jobs:
-                if job is None or self._cluster.is_stopped:
+                running = [(each, each.job, each.line) for each in self._places.values() if each.runs]
+            for place, job, line in running:
+                if job is None or line is None or self._cluster.is_stopped:
                     continue
-                if not job.located:
-                    place.executor = self._cluster.executor_of(job.group) or place.executor
-                    job.located = bool(place.executor)
+                if place.located is not line:
+                    executor = self._cluster.executor_of(job.group, line.arrived.attempt)
+                    if executor:
+                        place.executor, place.located = executor, line
                 elif leaves and self._cluster.is_leaving(place.executor):
                     self._leave(place, job)
 
@@ -393,7 +411,6 @@ class _Job:
         self.ended = False
         self.error: MillpondError | None = None
         self.failure = ""
-        self.located = False
 
     @property
     def is_over(self) -> bool:
@@ -408,6 +425,8 @@ class _Place:
         self.container = container
         self.job: _Job | None = None
         self.executor = ""
+        """The one that it is on, once `located` is its `line`; until then, the one that was wished for."""
+        self.located: TaskLine | None = None
         self.lines: list[TaskLine] = []
         self.dismissed: list[TaskLine] = []
         self.line: TaskLine | None = None

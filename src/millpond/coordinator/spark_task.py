@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -66,6 +67,13 @@ def machine() -> str:
     return socket.gethostname()
 
 
+def _attempt() -> int:
+    """Spark's number of this attempt of a task; -1 outside of one, where Spark need not be loaded for it."""
+    spark = sys.modules.get("pyspark")
+    context = None if spark is None else spark.TaskContext.get()
+    return -1 if context is None else int(context.taskAttemptId())
+
+
 class _Keeper:
     def __init__(self, task: ContainerTask, grant: str, host: str) -> None:
         self._task = task
@@ -85,7 +93,9 @@ class _Keeper:
         except OSError as error:
             why = f"{self._task.host}:{self._task.port}: {error.strerror or 'it does not answer'}"
             return Outcome(NOT_AT_HOME, self._host, why)
-        self._line.send(Arrived(self._grant, self._host, machine(), str(self._parent), os.getpid()))
+        self._line.send(
+            Arrived(self._grant, self._host, machine(), str(self._parent), os.getpid(), _attempt())
+        )
         watching = asyncio.create_task(self._watch_parent())
         listening = asyncio.create_task(self._listen())
         try:

@@ -4,7 +4,8 @@ While their owner lives, the two change places between two epochs: the backup se
 and one journal entry says so. Before the entry the slices are the source's, after it the target's. Where a step fails
 that may have been carried out, whoever may serve other slices than the journal says is *astray*, and goes home: it
 begins anew, with those that the journal gives it.
-Where their owner is gone, the backups of its slices serve, each those that it has, all at once.
+Where their owner is gone, the backups of its slices serve, each those that it has, all at once; or, where there are none,
+others rebuild them from the files that it left.
 No I/O, no clock, no threads: whoever drives the machine carries its effects out, in any order, and reports each.
 """
 
@@ -15,7 +16,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from millpond.coordinator.moves import Home, Recall, Settle
-from millpond.errors import BackupLost, MillpondError, Unavailable
+from millpond.errors import BackupLost, CorruptFile, MillpondError, Unavailable
 from millpond.wire.base import SliceId, Term
 
 # Effects; `Settle` and `Recall` as those of moves
@@ -23,6 +24,13 @@ from millpond.wire.base import SliceId, Term
 
 class Promote(NamedTuple):
     """Have the container serve these slices, which it holds as a backup: Obeyed, or Failed."""
+
+    container: int
+    slices: Sequence[SliceId]
+
+
+class Rebuild(NamedTuple):
+    """Have the container serve these slices, from the files that their owner left: Obeyed, or Failed."""
 
     container: int
     slices: Sequence[SliceId]
@@ -52,7 +60,7 @@ class Confirm(NamedTuple):
     slices: Sequence[SliceId]
 
 
-Effect = Promote | Demote | Enter | Confirm | Settle | Recall
+Effect = Promote | Rebuild | Demote | Enter | Confirm | Settle | Recall
 
 # Events
 
@@ -87,14 +95,19 @@ class Switch:
     """Slices of one container that go to others who hold them. `effects()` are what is to be done now; each is reported
     by `on`, then ask again.
 
-    With `live`, the source is there, and all of it is done or nothing; without, what can be. When there is nothing more
+    With `live`, the source is there, and all of it is done or nothing; without, what can be; `from_root`, nobody has to hold
+    them. When there is nothing more
     to do, `phase` is DONE and `moved` says which slices went, or it is GIVEN_UP and `error` says why nothing did. Where the journal
     cannot be settled, `effects()` comes to an end in SETTLE, with somebody `astray`: `go_home()` tries again.
     """
 
-    def __init__(self, source: int, targets: Mapping[int, Sequence[SliceId]], *, live: bool) -> None:
+    def __init__(
+        self, source: int, targets: Mapping[int, Sequence[SliceId]], *, live: bool, from_root: bool = False
+    ) -> None:
+        assert not (live and from_root), "files that somebody writes are nobody else's to rebuild from"
         self.source = source
         self.live = live
+        self.from_root = from_root
         self.phase = Phase.PROMOTE
         self.error: MillpondError | None = None
         self._targets = dict(targets)
@@ -119,7 +132,8 @@ class Switch:
             return []
         match self.phase:
             case Phase.PROMOTE:
-                return [Promote(c, self._targets[c]) for c in self._waiting]
+                serve = Rebuild if self.from_root else Promote
+                return [serve(c, self._targets[c]) for c in self._waiting]
             case Phase.DEMOTE:
                 return [Demote(self.source, [n for slices in self._targets.values() for n in slices])]
             case Phase.ENTER:
@@ -156,7 +170,7 @@ class Switch:
                 self._answered(container)
             case Phase.PROMOTE, Failed(container, error):
                 self.error = self.error or error
-                if isinstance(error, BackupLost):
+                if isinstance(error, BackupLost | CorruptFile):
                     # It refused, and is what it was.
                     self._asked.discard(container)
                 self._answered(container)

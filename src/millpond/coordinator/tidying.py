@@ -76,12 +76,13 @@ class Tidying:
                 if is_directory(name) and not kept and term_of(name) <= record.term:
                     self._remove_directory(os.path.join(base, name))
         self._tidy_waiting()
+        named = self._tidy_snapshots(record, {container: each.term for container, each in live.items()})
         for container, each in live.items():
             both = (directory_name(each.term, container), backup_directory_name(each.term, container))
             unneeded = [name for name in both if name not in needed]
             if unneeded:
-                containers.ask(container, LetGo(self._slices.order(), unneeded))
-        self._tidy_snapshots(record, {container: each.term for container, each in live.items()})
+                own_files = sorted(file for file in named if term_of_snapshot(file) == each.term)
+                containers.ask(container, LetGo(self._slices.order(), unneeded, own_files))
         return not needed - own and not (set(record.directories) | set(record.backups)) - own
 
     def _tidy_waiting(self) -> None:
@@ -112,13 +113,16 @@ class Tidying:
             last = asking.pins[-1].turn
             rows.remove({t: names for t, names in files.items() if t < last and t not in needed})
 
-    def _tidy_snapshots(self, record: PondRecord, live: Mapping[int, Term]) -> None:
-        """Removes those of residents that were forgotten, and those that no slice rests on any more."""
+    def _tidy_snapshots(self, record: PondRecord, live: Mapping[int, Term]) -> set[str]:
+        """Removes those of residents that were forgotten, and those that no slice rests on any more. Those that are left
+        and that others rest on than wrote them.
+        """
         base = os.path.join(self._root, SNAPSHOTS)
         every = self._files.list(base)
         # Only now: a resident is in the journal before it has files.
         known = {resident.resident.id for resident in self._memory.record.residents.values()}
         containers = self._slices.containers
+        every_named: set[str] = set()
         for name in every:
             if name not in known:
                 remove_tree(self._files, os.path.join(base, name))
@@ -131,15 +135,16 @@ class Tidying:
                 and term_of_snapshot(file) not in live.values()
                 and term_of_snapshot(file) <= record.term
             ]
-            if old:
-                named = {
-                    file
-                    # All that served: of one that has ended since, nobody knows what it would rest on.
-                    for container in live
-                    for file in containers.ask(container, ListSnapshots(ResidentId(name))).names
-                }
-                for file in sorted(set(old) - named):
-                    self._files.remove(os.path.join(base, name, file))
+            named = {
+                file
+                # All that served: of one that has ended since, nobody knows what it would rest on.
+                for container in live
+                for file in containers.ask(container, ListSnapshots(ResidentId(name))).names
+            }
+            for file in sorted(set(old) - named):
+                self._files.remove(os.path.join(base, name, file))
+            every_named |= named
+        return every_named
 
     def _remove_directory(self, directory: str) -> None:
         # Without its manifest a directory is nothing: a crash half-way leaves no half log.
@@ -155,7 +160,7 @@ class Tidying:
 def _needed(record: PondRecord) -> Any:
     """While this does not change, there is nothing new to remove."""
     residents = {resident.resident.id for resident in record.residents.values()}
-    return record.directories, residents, _waiting(record)
+    return record.directories, record.owners, record.backups, residents, _waiting(record)
 
 
 def _waiting(record: PondRecord) -> set[tuple[str, str, str]]:

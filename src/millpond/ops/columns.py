@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpond.errors import BadOption, NullKey, NullValue, WrongColumn, WrongType, wrong_time_kind
+from millpond.errors import (
+    BadOption,
+    NullKey,
+    NullValue,
+    WrongColumn,
+    WrongType,
+    check_not_connect,
+    wrong_time_kind,
+)
 from millpond.schema import cast_column
 from millpond.stores.keys import Keys, encode_keys
 from millpond.times import TimeKind, time_column
@@ -22,6 +30,7 @@ def as_table(rows: object) -> pa.Table:
         return rows
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
+    check_not_connect(rows, "rows")
     how = "table(...)" if isinstance(rows, dict) else "Table.from_pandas(df, preserve_index=False)"
     raise WrongType(
         f"the operator takes a pyarrow.Table, not a {type(rows).__module__}.{type(rows).__qualname__}",

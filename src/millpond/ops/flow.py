@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from msgspec.structs import replace
 
 from millpond.client.client import Client
-from millpond.errors import BadOption, EpochOutOfOrder
+from millpond.errors import BadOption, EpochOutOfOrder, check_not_connect
 from millpond.ops import frames
 from millpond.ops.answering import Answering
 from millpond.ops.columns import check_kind
@@ -151,6 +151,7 @@ class Flow:
     def source(self, frame: DataFrame) -> Stream:
         """A stream of the rows of a DataFrame, a streaming one if the flow is to be started."""
         if not frames.is_frame(frame):
+            check_not_connect(frame, "frame")
             raise BadOption(f"{frame!r} is no DataFrame", hint="give one of Spark's", option="frame")
         stream = Stream(self)
         self._sources.append((frame, stream))

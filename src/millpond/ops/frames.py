@@ -32,8 +32,13 @@ _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 def is_frame(rows: object) -> TypeGuard[DataFrame]:
-    """Whether these are Spark's rows; told by the module's name, so that Spark is not imported for Arrow tables."""
-    return type(rows).__module__.startswith("pyspark.sql") and type(rows).__name__ == "DataFrame"
+    """Whether these are Spark's rows; told by the module's name, so that Spark is not imported for Arrow tables.
+
+    Those of Spark Connect are not: `as_table` refuses them.
+    """
+    module = type(rows).__module__
+    ours = module.startswith("pyspark.sql") and not module.startswith("pyspark.sql.connect")
+    return ours and type(rows).__name__ == "DataFrame"
 
 
 def query_of(frame: DataFrame) -> str | None:

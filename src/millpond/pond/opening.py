@@ -190,6 +190,7 @@ def connect(
             option="token",
         )
     if spark is not None:
+        check_session(spark)
         check_workers(spark)
     bundle = None if certificate is None else Bundle.read(os.fspath(certificate))
     way = address
@@ -334,7 +335,7 @@ class _EmbeddedPond:
                 coordinator = self._coordinator
                 if coordinator is not None:
                     with suppress(MillpondError, OSError):
-                        _log.info("%s", log_line(as_metrics(coordinator.figures.gather())))
+                        _log.info("%s", log_line(as_metrics(coordinator.metrics())))
 
         threading.Thread(target=log, name="millpond-figures", daemon=True).start()
 

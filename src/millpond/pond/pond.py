@@ -250,13 +250,14 @@ class Pond:
             raise BadOption("scale changes nothing", hint="give containers= or threads=", option="containers")
         asked = self._client.call(Scale(containers, threads))
         if containers is not None:
-            await_moves(self._client, replace(asked, moves=[]), f"scaling to {containers}", progress)
+            await_moves(self._client, asked, f"scaling to {containers}", progress, scaling=True)
 
     def rebalance(self, by: str = "cpu", *, progress: bool | None = None) -> list[MoveInfo]:
         """Moves hot slices from containers with much load to those with little, while queries go on: the hottest first.
 
-        `by` is what counts: "cpu" (time spent on slices), "rows" (updated and fetched) or "bytes" (held). Nothing moves
-        while moves are under way, or where no move would make the loads more even. Returns the moves, done.
+        `by` is what counts: "cpu" (time spent on slices of late), "rows" (updated and fetched) or "bytes" (held). Moves
+        under way go on. Nothing moves where that would make the loads no more even, or where there is no memory for it: the
+        log says so. Returns the moves, done. Interrupted, they go on by themselves.
         """
         choices: tuple[Literal["cpu", "rows", "bytes"], ...] = ("cpu", "rows", "bytes")
         for choice in choices:
@@ -275,7 +276,8 @@ class Pond:
         """Lets the pond change the number of its containers by itself, between two bounds; `None` ends that.
 
         One more comes when containers' processors are busy for more than the higher share `busy` for as long as `hold`; one
-        goes when they are less than the lower one for three times as long, and those that are left would do.
+        goes when they are less than the lower one for three times as long, and those that are left would do. Slices go from
+        a container that has much more load than the others. It ends with the pond.
         """
         if containers is None:
             self._client.call(Autoscale())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -12,17 +13,23 @@ from millpond.wire.base import SliceId
 from millpond.wire.moves import AskMoves, MoveInfo, Moves
 
 LOOK_S = 0.02
+_log = logging.getLogger("millpond")
 
 
-def await_moves(client: Client, asked: Moves, what: str, progress: bool | None) -> list[MoveInfo]:
+def await_moves(
+    client: Client, asked: Moves, what: str, progress: bool | None, *, scaling: bool = False
+) -> list[MoveInfo]:
     """Returns when all is where it belongs. Interrupted, it leaves the pond to go on by itself.
 
-    `progress` shows how far it is on standard error; None does so where that is a terminal.
+    `progress` shows how far it is on standard error; None does so where that is a terminal. With `scaling`, the number of
+    containers changes, too.
     """
     ids = [move.id for move in asked.moves]
+    for note in asked.notes:
+        _log.warning("%s", note)
 
     def ask() -> Moves:
-        return client.call(AskMoves(ids))
+        return client.call(AskMoves(ids, scaling))
 
     moves = _watched(ask, what) if _is_shown(progress) else _unwatched(ask)
     if moves.error:

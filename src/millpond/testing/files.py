@@ -246,6 +246,21 @@ class LossyFiles:
                 after._names[path] = after._durable_names[path] = survivors[inode]
             return after
 
+    def lose(self, path: AnyPath) -> None:
+        """The disk has lost a file, or a directory with all that is in it: no crash brings anything of it back."""
+        with self._lock:
+            path = self._path(path)
+
+            def is_left(name: str) -> bool:
+                return name != path and not name.startswith(f"{path}{os.sep}")
+
+            self._names = {name: inode for name, inode in self._names.items() if is_left(name)}
+            self._durable_names = {
+                name: inode for name, inode in self._durable_names.items() if is_left(name)
+            }
+            self._pending = [change for change in self._pending if is_left(change.name)]
+            self._directories = {name for name in self._directories if is_left(name)}
+
     def unsynced(self) -> Sequence[str]:
         """What a crash could lose now, in words; empty where everything is durable."""
         with self._lock:

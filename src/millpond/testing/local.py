@@ -54,6 +54,12 @@ class LocalHosting:
     def stop_one(self, container: int) -> None:
         self.kill(container)
 
+    def check_room(self, containers: int) -> None:
+        pass
+
+    def task_slots(self) -> dict[str, int]:
+        return {}
+
     def is_busy(self, container: int) -> bool:
         return False
 

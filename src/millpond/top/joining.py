@@ -20,15 +20,16 @@ class Way(NamedTuple):
 
     address: str
     token: str
+    certificate: Path | None = None
 
     def __repr__(self) -> str:
         return f"Way({self.address!r})"
 
     def join(self) -> Pond:
-        return connect(self.address, self.token)
+        return connect(self.address, self.token, certificate=self.certificate)
 
 
-def way_to(where: str, token_file: Path | None = None) -> Way:
+def way_to(where: str, token_file: Path | None = None, certificate: Path | None = None) -> Way:
     """`where` is a root of this machine or an address. Without a file, the token is the one under the root."""
     if os.path.isdir(where):
         root = os.path.realpath(where)
@@ -49,7 +50,7 @@ def way_to(where: str, token_file: Path | None = None) -> Way:
             hint=f"--token-file FILE, with what is in `{TOKEN}` under the pond's root; or give the root instead",
             option="--token-file",
         )
-    return Way(where, _token(token_file))
+    return Way(where, _token(token_file), certificate)
 
 
 def _token(file: Path) -> str:

@@ -121,7 +121,7 @@ def _health(seen: Seen, width: int) -> Text:
     if slots:
         style = "bold red" if slots.get("had", 0) < slots.get("wanted", 0) else "green"
         parts += [(f"task slots {slots.get('had', 0)} of {slots.get('wanted', 0)}", style), "  "]
-    count = f"{len(containers)} container{'s' * (len(containers) != 1)}, {len(slices):,} slices"
+    count = f"{words.counted(len(containers), 'container')}, {words.counted(len(slices), 'slice')}"
     restarts = int(metrics["coordinator"]["container_restarts"])
     parts += [(count if away else f"{count}, all served", "dim" if away else "green")]
     parts += [(f"  restarts {restarts}", "yellow" if restarts else "dim")]
@@ -202,7 +202,7 @@ def _container(view: View, seen: Seen, width: int, height: int) -> list[Text]:
     numbers = slices_in_order(slices, view)
     listed = numbers.tolist()
     chosen = listed.index(view.slice) if view.slice in listed else -1
-    lines.append(title(width, f"its {len(slices):,} slices", "", active=True))
+    lines.append(title(width, f"its {words.counted(len(slices), 'slice')}", "", active=True))
     columns = slice_columns(slices, view, owner=False)
     return lines + table(
         columns, listed, width, height - len(lines) - 1, chosen, (view.sort, view.descending)

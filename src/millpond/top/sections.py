@@ -207,10 +207,12 @@ def move_table(moves: Sequence[Mapping[str, Any]], width: int, height: int) -> l
         Column("slices", 22, lambda move: words.numbers_of(move["slices"], 3), 7, "left"),
         Column("from", 4, lambda move: str(move["from"]), 8),
         Column("to", 4, lambda move: str(move["to"]), 8),
-        Column("phase", 10, lambda move: move["phase"], 5, "left"),
+        Column("phase", 11, lambda move: move["phase"], 5, "left"),
         Column("", 12, lambda move: (words.bar(move["progress"], 12), "cyan"), 4, "left"),
         Column("done", 5, lambda move: percent(move["progress"]), 9),
         Column("left", 7, lambda move: words.duration(move["seconds_left"]), 7),
         Column("cause", 8, lambda move: move["cause"], 3, "left", flexible=True),
     ]
-    return [title(width, "moves under way"), *table(columns, moves, width, height - 2)]
+    tried = [move for move in moves if move.get("error")]
+    said = f"{tried[0]['id']} is tried again: {tried[0]['error']}" if tried else ""
+    return [title(width, "moves under way", said), *table(columns, moves, width, height - 2)]

@@ -132,6 +132,11 @@ def line(width: int, *parts: tuple[str, str] | str) -> Text:
     return text
 
 
+def counted(count: int, what: str) -> str:
+    """1 slice, 2 slices."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def numbers_of(slices: Sequence[int], most: int = 8) -> str:
     """A list for people: 1, 2, 3 and 40 more."""
     shown = ", ".join(map(str, slices[:most]))

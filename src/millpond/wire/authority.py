@@ -76,7 +76,9 @@ class Bundle(msgspec.Struct, frozen=True):
             text = private.read_text(path)
         except OSError as error:
             reason = error.message if isinstance(error, MillpondError) else error.strerror
-            hint = error.hint if isinstance(error, MillpondError) else ""
+            hint = ""
+            if isinstance(error, MillpondError):
+                hint = f"{error.hint}, then copy it from the pond's root anew, to a file of mode 0600"
             raise _not_a_bundle(f"{private.shown(path)} cannot be read: {reason}", hint) from None
         return cls.parse(text, private.shown(path))
 

@@ -101,7 +101,9 @@ class ProgressFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MoveFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A move of slices that is under way. `progress` goes from 0 to 1; `cause` is who wanted it, in a word or a few."""
+    """A move of slices that is under way. `progress` goes from 0 to 1; `cause` is who wanted it, in a word or a few. `error`
+    is what hindered it last.
+    """
 
     id: Count
     slices: list[SliceId]
@@ -111,6 +113,7 @@ class MoveFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     progress: float = 0.0
     cause: str = ""
     seconds_left: float | None = None
+    error: str = ""
 
 
 class SliceByResident(Message, frozen=True, tag=True):

@@ -39,13 +39,16 @@ _LENGTH = struct.Struct("!I")
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True):
-    """The task's first words. `executor` names the process in which it runs, `machine` the running system."""
+    """The task's first words. `executor` names the process in which it runs, `machine` the running system, `attempt` is
+    Spark's own number of it.
+    """
 
     grant: str
     host: str
     machine: str
     executor: str
     pid: int
+    attempt: int = -1
 
     def __repr__(self) -> str:
         return f"Arrived({self.host}, {self.pid})"

@@ -89,7 +89,7 @@ class Release(Call[Done], frozen=True, tag=True):
 
 class LetGo(Call[Done], frozen=True, tag=True):
     """Of what lies in these directories of the container, no other one needs anything: what slices rested on that went
-    need not stay.
+    need not stay. Of its snapshots, others rest on those that are `needed`.
     """
 
     senders: ClassVar[Senders] = COORDINATOR
@@ -97,6 +97,7 @@ class LetGo(Call[Done], frozen=True, tag=True):
 
     order: Count
     directories: list[Directory]
+    needed: list[str]
 
 
 class AddResident(Call[Done], frozen=True, tag=True):
@@ -152,7 +153,8 @@ class Checkpoint(Call[Done], frozen=True, tag=True):
 
 
 class Pulse(Message, frozen=True, tag=True):
-    """A container answers. Its last small write to its disk took so many seconds, or has taken them so far.
+    """A container answers. Its last small write to its disk took so many seconds, or has taken them so far; for ever,
+    where its directory is gone.
 
     `number` counts what it has answered.
     """
@@ -238,7 +240,9 @@ class ContainerInfo(msgspec.Struct, frozen=True):
 class Placement(Message, frozen=True, tag=True):
     """`owners[slice]` is the id of the container that serves the slice, as of `version`.
 
-    Who finds the `landmark` under `root` sees the pond's root.
+    Who finds the `landmark` under `root` sees the pond's root. Of containers that could not be started, `away` says why.
+    With `since` it is what has `changed` since that version: then there are no `owners`, nor the containers' slices, until
+    it is `completed`.
     """
 
     root: str
@@ -246,16 +250,41 @@ class Placement(Message, frozen=True, tag=True):
     owners: list[int]
     containers: list[ContainerInfo]
     landmark: Landmark = ""
+    away: dict[int, str] = msgspec.field(default_factory=dict)
+    since: Count | None = None
+    changed: dict[SliceId, int] = msgspec.field(default_factory=dict)
 
     @property
     def slices(self) -> int:
         return len(self.owners)
 
+    def completed(self, known: Placement) -> Placement:
+        """The whole, from the one that was known when this was asked for."""
+        if self.since != known.version or any(number >= known.slices for number in self.changed):
+            raise BadMessage(
+                f"what changed since version {self.since} does not go with version {known.version}"
+            )
+        owners = list(known.owners)
+        slices: dict[int, list[SliceId]] = {}
+        for number, owner in self.changed.items():
+            owners[number] = owner
+        for place, owner in enumerate(owners):
+            slices.setdefault(owner, []).append(SliceId(place))
+        containers = [
+            msgspec.structs.replace(info, slices=tuple(slices.get(info.id, ()))) for info in self.containers
+        ]
+        return msgspec.structs.replace(self, owners=owners, containers=containers, since=None, changed={})
+
 
 class Locate(Call[Placement], frozen=True, tag=True):
-    """Where slices are. Whoever asks has missed a container: one that is away is brought back."""
+    """Where slices are. Whoever asks has missed a container: one that is away is brought back.
+
+    Who knows a version is told what has changed since then, if that is remembered and is little.
+    """
 
     reads: ClassVar[bool] = True
+
+    known: Count | None = None
 
 
 class Register(Call[Done], frozen=True, tag=True):

@@ -10,7 +10,8 @@ from millpond.errors import BadMessage
 from millpond.wire.base import LONG_CALL_S, Call, Count, Done, Message, SliceId
 from millpond.wire.roles import COORDINATOR, Senders
 
-Cause = Literal["move", "scale", "rebalance", "autoscale"]
+Cause = Literal["move", "scale", "rebalance", "autoscale", "return"]
+"""Who wants a move. "return" is of slices that left a container only because it ended."""
 Stage = Literal["waiting", "copying", "catching up", "switching", "moved", "failed", "cancelled"]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=9_999)]
 
@@ -35,11 +36,15 @@ class MoveInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Moves(Message, frozen=True, tag=True):
-    """The moves asked about; and whether a change of the number of containers is under way, or why it failed."""
+    """The moves asked about. Where that is asked, too: what a change of the number of containers is at, or why it failed.
+
+    `notes` tell what was left out, and why.
+    """
 
     moves: list[MoveInfo]
     scaling: str = ""
     error: str = ""
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 class MoveSlices(Call[Moves], frozen=True, tag=True):
@@ -86,11 +91,12 @@ class Autoscale(Call[Done], frozen=True, tag=True):
 
 
 class AskMoves(Call[Moves], frozen=True, tag=True):
-    """Of these moves, or of all that are remembered."""
+    """Of these moves, or of all that are remembered; with `scaling`, of those by which the number of containers changes."""
 
     reads: ClassVar[bool] = True
 
     ids: list[Count] | None = None
+    scaling: bool = False
 
 
 class CancelMoves(Call[Done], frozen=True, tag=True):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from millpond.errors import BadMessage, NotThePond, Unauthorised
+from millpond.errors import BadMessage, NotThePond, Unauthorised, no_answer
 from millpond.wire import handshake
 from millpond.wire.authority import Bundle, role_in, server_name
 from millpond.wire.channel import Channel, TlsPumped
@@ -151,8 +151,11 @@ class TlsTunnel(Tunnel):
             with suppress(OSError):
                 outer.sendall(channel.take())
             raise self._not_the_pond(error) from None
-        except ConnectionError as error:
-            raise self._not_the_pond(error) from None
+        except ConnectionError:
+            # A network that fails, or one who has nothing to show: whoever tries again tells it as little.
+            raise no_answer(
+                self.address, f"it hung up before it had shown that it is {self._expected}"
+            ) from None
         try:
             hello = channel.sealed(HELLO.pack(MAGIC, self._server.encode()))
             outer.sendall(hello)
@@ -167,11 +170,12 @@ class TlsTunnel(Tunnel):
         self._check(answer)
 
     def _not_the_pond(self, error: OSError) -> NotThePond:
-        why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or "it hung up"
+        why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error)
+        who = "the pond" if self._expected == POND else self._expected
         return NotThePond(
-            f"what listens at {self.address} did not show that it is {self._expected} of this pond ({why});"
-            " it was told nothing",
-            hint="is the pond open at this address, and the certificate one that it issued since it was opened?",
+            f"what listens at {self.address} did not show that it is {who} of this certificate ({why}); it was told nothing",
+            hint="is the pond open at this address? Each opening has certificates of its own: copy client.pem, or"
+            " client.read.pem, from its root anew",
             address=self.address,
         )
 

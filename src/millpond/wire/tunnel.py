@@ -112,7 +112,9 @@ class TokenTunnel(Tunnel):
             if len(offer) < handshake.OFFER.size:
                 raise NotThePond(
                     f"what listens at {self.address} did not show that it is a pond; it was told nothing",
-                    hint="is a pond of the same version of millpond open at this address?",
+                    hint="is a pond of the same version of millpond open at this address? At other addresses than"
+                    " loopback it also asks for a certificate: give certificate= (--certificate), a copy of client.pem from"
+                    " its root",
                     address=self.address,
                 )
             outer.sendall(credentials.proof(hello, offer, handshake.address_of(outer.getpeername())))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from millpond.testing.simulation.disk import Disk
@@ -33,8 +33,13 @@ class Simulation:
     def process(self, name: str) -> Process:
         return self.scheduler.process(name)
 
-    def storms(self, victims: Callable[[], list[Process]], crash: Callable[[], None]) -> Storms:
-        return Storms(self.scheduler, self.faults, self.network, self.disk, victims, crash)
+    def storms(
+        self,
+        victims: Callable[[], Sequence[Process]],
+        crash: Callable[[], None],
+        containers: Callable[[], Sequence[Process]] = tuple,
+    ) -> Storms:
+        return Storms(self.scheduler, self.faults, self.network, self.disk, victims, crash, containers)
 
     def run(self, work: Callable[[], R]) -> R:
         """The work, as a task that no fault reaches. A failure tells the seed and what happened last."""

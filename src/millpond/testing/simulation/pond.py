@@ -47,7 +47,7 @@ CALM_UPKEEP_S = 5.0
 """When the storms are over, it comes more rarely."""
 ORPHAN_S = 0.2
 BEAT_S = 0.5
-ZOMBIES, ZOMBIE_S = 0.5, 60.0
+ZOMBIES, ZOMBIE_S, WAKING_S = 0.8, 60.0, 5.0
 UNSEEN = 0.5
 """Of applications, so many do not see the pond's root."""
 BOUNDS = Bounds(log_records=64, deltas=1, deltas_share=2.0, deltas_bytes=0, delta_share=1.0)
@@ -121,6 +121,12 @@ class SimHosting:
     def last_words(self, container: int) -> str:
         return "was killed"
 
+    def check_room(self, containers: int) -> None:
+        pass
+
+    def task_slots(self) -> dict[str, int]:
+        return {}
+
     def is_busy(self, container: int) -> bool:
         return False
 
@@ -133,6 +139,7 @@ class SimHosting:
             self._sim.faults.fire("out of reach", process.name)
             del self.processes[container]
             self.zombies.append(process)
+            self._sim.scheduler.at(self._sim.faults.duration(WAKING_S), process.resume)
             self._sim.scheduler.at(self._sim.faults.duration(ZOMBIE_S), process.kill)
         else:
             process.kill()
@@ -169,7 +176,7 @@ class SimPond:
         self.opened = 0
         # Not from `chance`: what is drawn after it stays as it is without.
         self.elastic = Random(f"elastic {sim.seed}")
-        self.backups = self.elastic.choice((0, 0, 0, 1, 1, 2))
+        self.backups = self.elastic.choice((0, 0, 1, 1, 1, 2))
 
     def supervise(self) -> None:
         """Opens the pond, and again whenever it has ended."""
@@ -215,6 +222,12 @@ class SimPond:
                 if self.driver is not None and self.driver.alive and self.sim.faults.weather.is_foul:
                     self.driver.run(self._move, "move")
 
+    def move_once(self) -> None:
+        """Some slices go to one container, while all goes on."""
+        with suppress(Died):
+            if self.driver is not None and self.driver.alive and self.coordinator is not None:
+                self.driver.run(self._move_live, "move")
+
     def _move(self) -> None:
         if self.coordinator is None:
             return
@@ -240,10 +253,11 @@ class SimPond:
     def _move_live(self) -> None:
         assert self.coordinator is not None
         slices = [SliceId(n) for n in self.elastic.sample(range(SLICES), self.elastic.randint(1, SLICES))]
-        target = self.elastic.choice(self.coordinator.elasticity.containers)
+        elasticity = self.coordinator.elasticity
+        target = self.elastic.choice([c for c in elasticity.containers if c not in elasticity.leaving])
         self.sim.scheduler.note(f"moves slices {slices} to {target}")
         try:
-            self._await_moves([ticket.id for ticket in self.coordinator.elasticity.move(slices, target)])
+            self._await_moves([ticket.id for ticket in elasticity.move(slices, target)])
         except Exception as error:
             if not is_weather(error):
                 raise
@@ -303,6 +317,17 @@ class SimPond:
     def processes(self) -> list[Process]:
         held = [] if self.hosting is None else [*self.hosting.processes.values(), *self.hosting.zombies]
         return [*([self.driver] if self.driver else []), *held]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every container serves."""
+        coordinator = self.coordinator
+        return coordinator is not None and set(coordinator.elasticity.containers) <= set(
+            coordinator._containers.live  # noqa: SLF001
+        )
+
+    def containers_up(self) -> list[Process]:
+        return [] if self.hosting is None else list(self.hosting.processes.values())
 
     def connect(self, process: Process) -> Pond:
         """Every other process, by its name, is on a machine that does not have the root: its own disk is nobody's."""

@@ -18,6 +18,7 @@ from millpond.testing.simulation.faults import Weather
 from millpond.testing.simulation.fetcher import Fetcher, FetcherModel, draw_fetcher
 from millpond.testing.simulation.kernel import Simulation
 from millpond.testing.simulation.ledger import LedgerModel, Teller, draw_ledger
+from millpond.testing.simulation.lost_disk import Witness, lose_a_disk
 from millpond.testing.simulation.memory import scarce_memory
 from millpond.testing.simulation.pond import SimPond
 from millpond.testing.simulation.report import LINES, Report
@@ -55,6 +56,9 @@ class Scenario:
         self.apps: list[App] = []
         self.readers: list[Reader] = []
         self._failed: Exception | None = None
+        self._loses_early = self.pond.elastic.random() < 0.5
+        """A disk is lost while applications are still at their last epochs."""
+        self._disk_over = self._disk_lost = False
         self.ledgers: list[LedgerModel] = []
         self.fetches: list[FetcherModel] = []
         for number in range(chance.choice((1, 1, 2))):
@@ -111,7 +115,7 @@ class Scenario:
         sim, world = self.sim, self.sim.scheduler.world
         world.spawn(self.pond.supervise, "supervisor")
         self._register()
-        storms = sim.storms(self._victims, self._crash)
+        storms = sim.storms(self._victims, self._crash, self.pond.containers_up)
         storms.begin()
         if self.chance.random() < 0.5:
             world.spawn(lambda: self.pond.move_slices(self.storm_s / 14), "mover")
@@ -126,12 +130,29 @@ class Scenario:
             model.cut()
         for reader in self.readers:
             reader.stopping = True
+        if self._loses_early:
+            world.spawn(self._lose_a_disk, "disk loss")
         deadline = sim.scheduler.now + CALM_S_MAX
         self._await(deadline, lambda: all(app.done for app in self.apps), "applications are not done")
         self._await(deadline, lambda: all(reader.done for reader in self.readers), "readers are not done")
+        if not self._loses_early:
+            self._lose_a_disk()
+        self._await(deadline, lambda: self._disk_over, "a lost disk is not got over")
         while sim.network.travelling:
             sim.scheduler.sleep(10.0)
         self._finish()
+
+    def _lose_a_disk(self) -> None:
+        """One container, if others hold all that it has; epochs go on."""
+        if self.pond.backups:
+            before = Witness(self.pond, self.chronicle, 0)
+            self.sim.scheduler.world.spawn(before.live, before.name)
+            self._disk_lost = lose_a_disk(self.pond)
+            deadline = self.sim.scheduler.now + CALM_S_MAX
+            self._await(deadline, lambda: before.done, "an epoch came to nothing")
+            Witness(self.pond, self.chronicle, 1).live()
+            self._await(deadline, lambda: self.pond.is_whole, "containers are not back")
+        self._disk_over = True
 
     def _register(self) -> None:
         """All updaters are there before one sends: a later one would find times final that its rows have."""
@@ -146,12 +167,19 @@ class Scenario:
             self.sim.scheduler.sleep(1.0)
 
     def _finish(self) -> None:
-        """Everything is compared; then once more after names were forgotten, and the pond was opened anew."""
+        """Everything is compared; then once more after names were forgotten, and the pond was opened anew.
+
+        Where a disk was lost, the machine goes down, too: those who have the slices now hold them on their own disks.
+        """
         self._check_all("the end")
         self.pond.expire(2 * STAGED_S_MAX)
         Forgetter(self.pond, self.chronicle, self.models, self.chance).live()
         assert self.pond.driver is not None
-        self.pond.driver.kill()
+        if self._disk_lost:
+            self.pond.crash()
+            self.sim.disk.crash()
+        else:
+            self.pond.driver.kill()
         self._check_all("the end, opened anew")
         self.pond.validate()
 

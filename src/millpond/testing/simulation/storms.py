@@ -13,10 +13,12 @@ from millpond.testing.simulation.scheduler import Process, Scheduler
 
 CHANGES_MAX = 12
 DELAY_S = 2.0
+CONTAINERS_CUT = 0.4
+"""Of cuts: those between two containers, where there are two."""
 
 
 class Storms:
-    """Strikes the processes that `victims` names. What a crash of the machine is, `crash` says.
+    """Strikes the processes that `victims` names; `containers` are some of them. What a crash of the machine is, `crash` says.
 
     Who is killed stays dead: whoever watches it starts another.
     """
@@ -29,6 +31,7 @@ class Storms:
         disk: Disk,
         victims: Callable[[], Sequence[Process]],
         crash: Callable[[], None],
+        containers: Callable[[], Sequence[Process]] = tuple,
     ) -> None:
         self._scheduler = scheduler
         self._faults = faults
@@ -36,6 +39,7 @@ class Storms:
         self._disk = disk
         self._victims = victims
         self._crash = crash
+        self._containers = containers
 
     def begin(self) -> None:
         weather = self._faults.weather
@@ -124,11 +128,12 @@ class Storms:
         return seconds
 
     def _cut(self) -> float:
-        one, other, seconds = (
-            self._victim(),
-            self._victim(),
-            self._faults.duration(self._faults.weather.cut_s),
-        )
+        one, other = self._victim(), self._victim()
+        seconds = self._faults.duration(self._faults.weather.cut_s)
+        containers = [process for process in self._containers() if process.alive]
+        if len(containers) > 1 and self._scheduler.random.random() < CONTAINERS_CUT:
+            one, other = self._scheduler.random.sample(containers, 2)
+            self._faults.fire("cut between containers")
         if one and other and one is not other:
             self._faults.fire("cut", f"between {one.name} and {other.name} for {seconds:.3f} s")
             self._network.cut(one, other, seconds)
