@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +160,30 @@ def test_a_kernel_is_compiled_once_and_old_ones_go(tmp_path: Path, monkeypatch: 
         assert len(list(tmp_path.iterdir())) <= 3
     monkeypatch.setattr(cache, "_directory", lambda: None)
     assert cache.kept_source("def body(x):\n    return x") is None
+
+
+_TWO_OF_A_NAME = """
+import sys, numpy as np
+from millpond.txn.compiler import codegen
+sources = {
+    "longs": "def keys(n):\\n    a = np.empty(n, np.int64)\\n    a[:] = 7\\n    return a, n\\n",
+    "halves": "def keys(n):\\n    a = np.empty(n, np.float32)\\n    a[:] = 0.5\\n    return n, n, n, a\\n",
+}
+made = [codegen.kernel(sources[name], "keys")(3) for name in sys.argv[1:]]
+print(*(str(part) for result in made for part in result if isinstance(part, np.ndarray)))
+"""
+
+
+@pytest.mark.skipif(not JIT_ENABLED, reason="nothing is compiled")
+def test_kernels_that_two_processes_made_run_in_a_third(tmp_path: Path) -> None:
+    """What two processes compiled under one name, with the same arguments, has constants of its own in a third."""
+
+    def printed(*names: str) -> str:
+        home = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+        command = [sys.executable, "-c", _TWO_OF_A_NAME, *names]
+        return subprocess.run(command, env=home, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert printed("longs") == "[7 7 7]"
+    assert printed("halves") == "[0.5 0.5 0.5]"
+    assert printed("longs", "halves") == "[7 7 7] [0.5 0.5 0.5]"
+    assert printed("halves", "longs") == "[0.5 0.5 0.5] [7 7 7]"

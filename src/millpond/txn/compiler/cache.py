@@ -33,12 +33,17 @@ def _directory() -> str | None:
     return own_cache(base, f"transactions-{source.hexdigest()[:16]}", name)
 
 
+def digest(source: str) -> str:
+    """What tells this text from all others."""
+    return hashlib.sha256(source.encode()).hexdigest()[:32]
+
+
 def kept_source(source: str) -> str | None:
     """The file that holds this text, made if need be."""
     above = _directory()
     if above is None:
         return None
-    name = hashlib.sha256(source.encode()).hexdigest()[:32]
+    name = digest(source)
     file = os.path.join(above, name, "kernel")
     try:
         if not os.path.exists(file):

@@ -21,7 +21,7 @@ from millpond.stores.tables import Column, TableLayout
 from millpond.txn.compiler import arguments
 from millpond.txn.compiler.arithmetic import NAMES
 from millpond.txn.compiler.bodycode import LOG_FIRST, BodyCode
-from millpond.txn.compiler.cache import kept_source, lazily_compiled
+from millpond.txn.compiler.cache import digest, kept_source, lazily_compiled
 from millpond.txn.compiler.facts import Analysis
 from millpond.txn.compiler.keycode import UNKNOWN, KeyCode
 from millpond.txn.compiler.latecode import LateCode
@@ -124,6 +124,9 @@ def kernel(source: str, name: str) -> Callable[..., Any]:
         return _quiet(given[name])
     file = kept_source(source)
     exec(compile(source, file or f"<{name} of transactions>", "exec"), given)  # noqa: S102 - our own text
+    # Numba links what functions refer to by their names and a number that counts per process: of two that were compiled
+    # by two processes and are loaded into a third, one would get the other's constants.
+    given[name].__qualname__ = f"{name}_{digest(source)}"
     return lazily_compiled(given[name], file)
 
 
