@@ -609,9 +609,10 @@ def test_a_disk_that_is_lost_in_the_middle_of_a_switch_takes_nothing_with_it() -
 def test_a_slice_that_comes_rests_on_no_record_that_is_older() -> None:
     """An epoch was prepared here and never decided, and its record is gone with the slices that went."""
     scene = made(2, epochs=2)
-    slices = scene.record.slices_of(0)
+    _, *slices = scene.record.slices_of(0)
     service = scene.pond.hosting.services[0]
     scene.move(slices, 1)
+    scene.pond.checkpoint()
     service._here.place(LetGo(scene.coordinator._slices.order(), [service.log.directory], []))
     assert service.log.records == 0, "nobody needs it"
     assert service.core.seq > 1
