@@ -42,7 +42,7 @@ DOUBLES = [
     -math.inf,
     math.nan,
 ]
-SEEDS = 6
+SEEDS = 3
 SCHEMA = pa.schema([("a", pa.int64()), ("x", pa.float64()), ("f", pa.bool_())])
 
 

@@ -14,8 +14,8 @@ from millpond.testing import simulate
 from millpond.testing.simulation import Report
 from millpond.testing.simulation.seeds import main
 
-STARTS = range(0, 100, 25)
-MORE = range(100, 200, 25)
+STARTS = range(0, 125, 25)
+MORE = range(125, 200, 25)
 FAULTS = {
     "clock jump",
     "crash",

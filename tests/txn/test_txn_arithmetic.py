@@ -89,23 +89,24 @@ def bits(value: Any) -> Any:
     return value
 
 
+OPERANDS: dict[str, tuple[str, list[tuple[Any, Any]], list[str]]] = {
+    "longs": ("a, b", list(itertools.product(LONGS, LONGS)), OF_LONGS),
+    "doubles": ("x, y", list(itertools.product(DOUBLES, DOUBLES)), OF_DOUBLES),
+    "both": ("a, x", list(itertools.product(LONGS, DOUBLES)), OF_BOTH),
+}
+
+
 @pytest.mark.parametrize(
-    ("fields", "values", "expressions"),
+    ("operands", "compiled"),
     [
-        ("a, b", list(itertools.product(LONGS, LONGS)), OF_LONGS),
-        ("x, y", list(itertools.product(DOUBLES, DOUBLES)), OF_DOUBLES),
-        ("a, x", list(itertools.product(LONGS, DOUBLES)), OF_BOTH),
+        ("longs", True),
+        pytest.param("doubles", True, marks=pytest.mark.long),
+        pytest.param("both", True, marks=pytest.mark.long),
+        *((operands, False) for operands in OPERANDS),
     ],
-    ids=["longs", "doubles", "both"],
 )
-@pytest.mark.parametrize("compiled", [True, False])
-def test_every_operation(
-    fields: str,
-    values: list[tuple[Any, Any]],
-    expressions: list[str],
-    compiled: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_operation(operands: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields, values, expressions = OPERANDS[operands]
     if not compiled:
         monkeypatch.setattr(
             codegen, "check", lambda function, _: CannotCompile(function.found.tree, "asked for")

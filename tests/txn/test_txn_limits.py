@@ -186,4 +186,3 @@ def test_kernels_that_two_processes_made_run_in_a_third(tmp_path: Path) -> None:
     assert printed("longs") == "[7 7 7]"
     assert printed("halves") == "[0.5 0.5 0.5]"
     assert printed("longs", "halves") == "[7 7 7] [0.5 0.5 0.5]"
-    assert printed("halves", "longs") == "[0.5 0.5 0.5] [7 7 7]"

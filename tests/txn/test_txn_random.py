@@ -27,7 +27,7 @@ from millpond.txn import PLANS, TransactionSet, load
 from millpond.txn.compiler import codegen
 from millpond.txn.compiler.values import CannotCompile
 
-EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "4" if JIT_ENABLED else "40"))
+EXAMPLES = int(os.environ.get("MILLPOND_TXN_EXAMPLES", "2" if JIT_ENABLED else "40"))
 
 
 def transactions_of(sources: dict[str, str]) -> TransactionSet:
