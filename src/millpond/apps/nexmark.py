@@ -73,13 +73,16 @@ class Nexmark:
     more than 1, anywhere among the events of its group: those are so many in a row, and they come shuffled.
 
     `active_people` is how many, of all who have registered, still bid and sell: it bounds the keys that are in use at any
-    time. A person registers every 50 events; whoever wants many people from the beginning takes a high `first`.
+    time, not those of a long window, as every 50 events one takes the place of another. With `keys_max` the ids of people
+    and of auctions begin again after so many, and there are no more of either. For many people from the beginning, `first`
+    is a high number.
     """
 
     seed: int = 1
     events_per_s: int = 10_000
     active_people: int = 1_000
     auctions_in_flight: int = 100
+    keys_max: int | None = None
     disorder: int = 1
     extra: bool = False
     """With a column that brings rows to their sizes."""
@@ -92,11 +95,11 @@ class Nexmark:
             ("active_people", 1, 10**9),
             ("auctions_in_flight", 1, 10**9),
             ("disorder", 1, 10**7),
+            ("keys_max", 1, 2**62),
         ):
-            if not least <= getattr(self, option) <= most:
-                raise BadOption(
-                    f"{option} is {getattr(self, option)}, and not within {least} and {most:,}", option=option
-                )
+            value = getattr(self, option)
+            if value is not None and not least <= value <= most:
+                raise BadOption(f"{option} is {value}, and not within {least} and {most:,}", option=option)
 
     @property
     def disorder_us(self) -> int:
@@ -170,7 +173,7 @@ class Nexmark:
         cards = (Draw.CARD_1, Draw.CARD_2, Draw.CARD_3, Draw.CARD_4)
         digits = [pick(self.seed, draw, numbers, FOUR_DIGITS) for draw in cards]
         columns = {
-            "id": pa.array(FIRST_ID + last_person(numbers)),
+            "id": self._ids(last_person(numbers)),
             "name": pick(self.seed, Draw.NAME, numbers, NAMES),
             "email_address": pc.binary_join_element_wise(
                 mailbox, "@", pc.binary_join_element_wise(host, "com", "."), ""
@@ -194,14 +197,14 @@ class Nexmark:
         opened = self._times(numbers)
         lasts = 1 + (2 * horizon * unit(seed, Draw.DURATION, numbers)).astype(np.int64)
         columns = {
-            "id": pa.array(FIRST_ID + last_auction(numbers)),
+            "id": self._ids(last_auction(numbers)),
             "item_name": pick(seed, Draw.ITEM_NAME, numbers, texts(*ITEM_NAME)),
             "description": pick(seed, Draw.DESCRIPTION, numbers, texts(*DESCRIPTION)),
             "initial_bid": pa.array(initial_bid),
             "reserve": pa.array(initial_bid + prices(seed, Draw.RESERVE, numbers)),
             "date_time": opened,
             "expires": pa.array(opened.view(pa.int64()).to_numpy() + lasts).view(TIMESTAMP),
-            "seller": pa.array(FIRST_ID + seller),
+            "seller": self._ids(seller),
             "category": pa.array(FIRST_CATEGORY + below(seed, Draw.CATEGORY, numbers, CATEGORIES)),
         }
         return self._table(columns, numbers, AUCTION_BYTES - (sum(ITEM_NAME) + sum(DESCRIPTION)) / 2)
@@ -216,12 +219,15 @@ class Nexmark:
         is_hot = below(seed, Draw.HOT_BIDDER, numbers, NOT_HOT_BIDDER) > 0
         hot = last_person(numbers) // HOT_EVERY * HOT_EVERY + 1  # hot sellers are others
         columns = {
-            "auction": pa.array(FIRST_ID + auction),
-            "bidder": pa.array(FIRST_ID + np.where(is_hot, hot, self._active_person(Draw.BIDDER, numbers))),
+            "auction": self._ids(auction),
+            "bidder": self._ids(np.where(is_hot, hot, self._active_person(Draw.BIDDER, numbers))),
             "price": pa.array(prices(seed, Draw.PRICE, numbers)),
             "date_time": self._times(numbers),
         }
         return self._table(columns, numbers, BID_BYTES)
+
+    def _ids(self, which: Longs) -> pa.Array:
+        return pa.array(FIRST_ID + (which if self.keys_max is None else which % self.keys_max))
 
     def _active_person(self, draw: Draw, numbers: Longs) -> Longs:
         people = last_person(numbers) + 1
@@ -245,14 +251,15 @@ def last_person(numbers: Longs) -> Longs:
 
 def last_auction(numbers: Longs) -> Longs:
     """The same of auctions, for events that are auctions or bids."""
-    rounds, place = np.divmod(numbers, ROUND)
-    return rounds * AUCTIONS + np.minimum(place - PERSONS, AUCTIONS - 1)
+    open_of_round = np.minimum(numbers % ROUND - PERSONS, AUCTIONS - 1)
+    return AUCTIONS * (numbers // ROUND) + open_of_round
 
 
 def prices(seed: int, draw: Draw, numbers: Longs) -> Longs:
     """Log-uniform: each decade has as many as any other."""
     decades = PRICE_DECADES * unit(seed, draw, numbers)
-    return np.rint(PRICE_MIN * np.power(10.0, decades)).astype(np.int64)
+    cents: Longs = np.rint(PRICE_MIN * np.power(10.0, decades)).astype(np.int64)
+    return cents
 
 
 def _mean_length(strings: pa.Array) -> float:

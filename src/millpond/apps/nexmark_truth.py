@@ -206,7 +206,7 @@ def truth(
                 table = _with_arrival(table, chosen.pop("arrival"))
             times = table["date_time"].type
             connection.register(name, _with_numbers(table))
-        rows = connection.execute(sql, _numbers(query, chosen)).to_arrow_table()
+        rows = connection.sql(sql, params=_numbers(query, chosen)).to_arrow_table()
     return _with_times(rows, times)
 
 
