@@ -17,7 +17,7 @@ gap after its last bid. Ties are all answers.
 | `q12` | bids of a bidder in each tumbling window of the time of arrival | Flink SQL; Beam begins a window at its first bid, FlowKV has one window for all |
 
 They differ in bids that come exactly a gap after the one before. In half-open windows they begin a session of their own, as
-with Beam; with `touching=True` they belong to the one before, as with Flink.
+with Beam; with `touching=True` they belong to the one before, as with Flink and with Spark's `session_window`.
 """
 
 from __future__ import annotations
