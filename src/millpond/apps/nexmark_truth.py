@@ -1,4 +1,4 @@
-"""What NEXMark's queries should answer, as DuckDB has it: over all events at once, without streams, watermarks or panes.
+"""What NEXMark's queries should answer, as DuckDB has it: over all events at once, without streams or watermarks.
 
 Windows are half-open, [start, end), aligned to 1970, and all of them close; one without events has no row. A session ends a
 gap after its last bid. Ties are all answers.
