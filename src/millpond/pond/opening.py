@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from typing import IO, Any, Literal, NamedTuple, get_args
 
 from millpond import private
@@ -289,15 +290,24 @@ class _EmbeddedPond:
             else SparkHosting(self._cluster, *where, *limits)
         )
         coordinator.start(hosting, containers, slices, backups)
-        threading.Thread(target=self._maintain, name="millpond-coordinator", daemon=True).start()
-        threading.Thread(target=self._beat, name="millpond-beat", daemon=True).start()
+        renew = partial(passes.maintain, coordinator.tell)
+        self._every(UPKEEP_S, "millpond-coordinator", coordinator.maintain, renew)
+        self._every(BEAT_S, "millpond-beat", coordinator.beat)
 
-    def _beat(self) -> None:
-        while not self._closing.wait(BEAT_S):
-            coordinator = self._coordinator
-            if coordinator is not None:
-                with suppress(MillpondError, OSError, RuntimeError):
-                    coordinator.beat()
+    def _every(self, seconds: float, name: str, *works: Callable[[], object]) -> None:
+        """Has work done every so often until the pond closes, whatever goes wrong once."""
+
+        def go_on() -> None:
+            while not self._closing.wait(seconds):
+                for work in works:
+                    try:
+                        work()
+                    except (MillpondError, OSError):
+                        pass  # somebody is away
+                    except Exception:  # noqa: BLE001 - an interpreter that ends starts no threads, for one
+                        _log.info("%s has failed, and goes on", name, exc_info=True)
+
+        threading.Thread(target=go_on, name=name, daemon=True).start()
 
     def _listen(self, listening: _Listening) -> None:
         assert self._passes is not None
@@ -313,15 +323,6 @@ class _EmbeddedPond:
             self._address = _reached_from_elsewhere(self._gate.address)
             self._elsewhere = f"{TLS_SCHEME}{self._address}/{POND}"
 
-    def _maintain(self) -> None:
-        while not self._closing.wait(UPKEEP_S):
-            coordinator, passes = self._coordinator, self._passes
-            if coordinator is not None and passes is not None:
-                with suppress(MillpondError, OSError):
-                    coordinator.maintain()
-                with suppress(MillpondError, OSError):
-                    passes.maintain(coordinator.tell)
-
     def revoke(self) -> None:
         assert self._passes is not None
         assert self._coordinator is not None
@@ -329,15 +330,13 @@ class _EmbeddedPond:
 
     def log_figures(self, seconds: float) -> None:
         """From now on, every so often."""
+        coordinator = self._coordinator
+        assert coordinator is not None
 
         def log() -> None:
-            while not self._closing.wait(min(seconds, threading.TIMEOUT_MAX)):
-                coordinator = self._coordinator
-                if coordinator is not None:
-                    with suppress(MillpondError, OSError):
-                        _log.info("%s", log_line(as_metrics(coordinator.metrics())))
+            _log.info("%s", log_line(as_metrics(coordinator.metrics())))
 
-        threading.Thread(target=log, name="millpond-figures", daemon=True).start()
+        self._every(min(seconds, threading.TIMEOUT_MAX), "millpond-figures", log)
 
     @property
     def address(self) -> str:
