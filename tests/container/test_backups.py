@@ -622,3 +622,40 @@ def test_a_slice_that_comes_rests_on_no_record_that_is_older() -> None:
     scene.check()
     scene = scene.reopened()
     scene.check()
+
+
+def test_a_backup_that_lacks_something_takes_records_from_when_it_is_enlisted_again() -> None:
+    """Else the first epoch of a copy would end the copy."""
+    scene = Scene(LossyFiles())
+    scene.epoch()
+    scene.upkeep()
+    number, (holder,) = next(iter(scene.holders().items()))
+    coordinator, core = scene.coordinator, scene.pond.hosting.services[holder].backups.core
+    core.lost(core.holding("s"), [number])
+    coordinator._backing.lose(holder, core.term, [number])
+    barrier = coordinator._commits.barrier
+
+    def epoch_after(residents: Any) -> None:
+        barrier(residents)
+        scene.epoch()
+
+    coordinator._commits.barrier = epoch_after
+    coordinator._migrations.copy(scene.record.owners[number], holder, [number])
+    assert scene.holders()[number] == [holder]
+    scene.check()
+
+
+def test_a_container_that_takes_no_copies_keeps_no_other_from_them() -> None:
+    scene = Scene(LossyFiles(), backups=0)
+    scene.epoch()
+
+    def refuse(message: Any) -> None:
+        raise Unavailable("its disk is full", address="")
+
+    scene.pond.hosting.services[1].backups.copy = refuse
+    with pytest.raises(Unavailable, match="its disk is full"):
+        scene.coordinator._migrations.replicate(1)
+    held = [holders for number, holders in scene.holders().items() if scene.record.owners[number] == 1]
+    assert held
+    assert all(held)
+    assert {holder for holders in scene.holders().values() for holder in holders} == {0, 2}

@@ -67,7 +67,8 @@ class Migrations:
         # Of one container, copies are made one after the other: of two of the same slice, one would undo the other.
         self._copying: Locks[int] = Locks(runtime)
         self._admitting = runtime.lock()
-        self._copies = 0
+        # Containers to which one is under way.
+        self._copies: set[int] = set()
         self._runtime = runtime
 
     # Copies
@@ -84,7 +85,7 @@ class Migrations:
 
     def _copy_missing(self, copying: Copying, watch: Watch | None) -> None:
         with self._admitting:
-            self._copies += 1
+            self._copies.add(copying.container)
         try:
             while effects := copying.effects():
                 for effect in effects:
@@ -93,7 +94,7 @@ class Migrations:
                     else:
                         copying.on(self._copy(effect))
         finally:
-            self._copies -= 1
+            self._copies.discard(copying.container)
         if copying.error is not None:
             raise copying.error
         self.copied += len(copying.slices)
@@ -262,8 +263,15 @@ class Migrations:
                     surplus.setdefault(container, []).append(number)
         for container, slices in surplus.items():
             self._let_go(container, slices)
+        failures: list[MillpondError] = []
         for (owner, container), slices in missing.items():
-            self.copy(owner, container, slices)
+            # One that takes none keeps no other from them.
+            try:
+                self.copy(owner, container, slices)
+            except MillpondError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return bool(missing or surplus)
 
     def _let_go(self, container: int, slices: Collection[SliceId]) -> None:
