@@ -332,7 +332,7 @@ def test_what_is_over_is_remembered_within_bounds() -> None:
 
 
 def test_progress_goes_on_and_time_left_is_guessed() -> None:
-    ticket = Ticket(1, numbers(0), 0, 1, "move", asked_s=0.0)
+    ticket = Ticket(1, numbers(0), 0, 1, "move")
     assert ticket.info(5.0).seconds == 0.0, "it has not begun"
     ticket.began_s = 10.0
     shares = [ticket.progress]

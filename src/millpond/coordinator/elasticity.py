@@ -38,7 +38,6 @@ class Ticket(Watch):
     source: int
     target: int
     cause: Cause
-    asked_s: float
     stage: Stage = "waiting"
     began_s: float | None = None
     ended_s: float | None = None
@@ -183,7 +182,7 @@ class Elasticity:
                     by_owner.setdefault(record.owners[number], []).append(number)
             for owner, own in by_owner.items():
                 self._number += 1
-                ticket = Ticket(self._number, own, owner, to, cause, self._runtime.now())
+                ticket = Ticket(self._number, own, owner, to, cause)
                 self._tickets[ticket.id] = ticket
                 tickets.append(ticket)
             over = [ticket.id for ticket in self._tickets.values() if ticket.is_over]
