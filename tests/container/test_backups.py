@@ -15,7 +15,6 @@ import pytest
 
 import millpond as mp
 from millpond.container.layout import incarnation_of, is_directory, term_of_snapshot
-from millpond.coordinator import placement
 from millpond.coordinator.journal import Journal
 from millpond.durable.crashpoints import armed
 from millpond.errors import CorruptFile, MillpondError, Unavailable
@@ -281,9 +280,9 @@ def test_every_slice_has_a_backup_on_another_container(containers: int) -> None:
         assert len(held) == 1
         assert scene.record.owners[number] not in held
     scene.check()
-    before = {number: sorted(names) for number, names in placement.backups_of(scene.record).items()}
+    before = scene.record.backups
     scene.coordinator.maintain()
-    assert before == placement.backups_of(scene.record), "what is enough is let alone"
+    assert before == scene.record.backups, "what is enough is let alone"
 
 
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["from the log", "from snapshots"])
@@ -585,7 +584,7 @@ def test_a_disk_that_is_lost_in_the_middle_of_a_switch_takes_nothing_with_it() -
     scene = made(2, epochs=3)
     slices = scene.record.slices_of(0)
     migrations = scene.coordinator._migrations
-    ask = scene.coordinator._slices._ask
+    ask = scene.coordinator._slices.ask
 
     def lost(container: int, message: Any) -> Any:
         if type(message).__name__ == "Demote":
@@ -593,10 +592,10 @@ def test_a_disk_that_is_lost_in_the_middle_of_a_switch_takes_nothing_with_it() -
             assert scene.lose_disk(0)
         return ask(container, message)
 
-    scene.coordinator._slices._ask = lost
+    scene.coordinator._slices.ask = lost
     with pytest.raises(MillpondError):
         migrations.move(0, 1, slices)
-    scene.coordinator._slices._ask = ask
+    scene.coordinator._slices.ask = ask
     scene.coordinator.maintain()
     scene.check()
     scene.epoch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from millpond.container.layout import backup_directory_name
 from millpond.coordinator import copies, placement
@@ -17,7 +16,7 @@ from millpond.coordinator.switches import Switch
 from millpond.errors import MillpondError, Unavailable
 from millpond.runtime import Lock, Locks, Runtime
 from millpond.wire.backups import AskLag, Copy, Dismiss, Enlist
-from millpond.wire.base import Call, SliceId, Term
+from millpond.wire.base import SliceId, Term
 from millpond.wire.moves import Stage
 
 LAG_RECORDS_MAX = 2
@@ -125,7 +124,7 @@ class Migrations:
         try:
             match effect:
                 case copies.Enlist(container, slices):
-                    term = self._ask(container, Enlist(self._slices.order(), list(slices)))
+                    term = self._slices.ask(container, Enlist(self._slices.order(), list(slices)))
                     self._backing.enlist(container, term, slices)
                     self._commits.barrier(self._memory.record.residents)
                 case copies.Copy(source, container, slices):
@@ -134,7 +133,7 @@ class Migrations:
                         raise Unavailable(f"container {source} is not up", address="")
                     ids = [known.resident.id for known in self._memory.record.residents.values()]
                     order = self._slices.order()
-                    term = self._ask(container, Copy(order, live.host.address, list(slices), ids))
+                    term = self._slices.ask(container, Copy(order, live.host.address, list(slices), ids))
                 case copies.Enter(container, term, slices):
                     self._enter_backup(container, term, slices)
                 case copies.Dismiss(container, slices):
@@ -144,7 +143,7 @@ class Migrations:
                     self._backing.lose(container, term, slices)
                     # An entry that failed may be on disk: it must not name one that lets go.
                     self._memory.settle()
-                    term = self._ask(container, Dismiss(order, list(slices)))
+                    term = self._slices.ask(container, Dismiss(order, list(slices)))
         except MillpondError as error:
             return copies.Failed(error)
         except OSError as error:
@@ -163,14 +162,6 @@ class Migrations:
             directory = backup_directory_name(term, container)
             self._memory.write(placement.backed_up_in(record, directory, slices))
             self._backing.discharge(container, term, slices)
-
-    def _ask(self, container: int, message: Call[Any]) -> Term:
-        """Asks the incarnation that serves now; which it was."""
-        live = self._containers.live.get(container)
-        if live is None:
-            raise Unavailable(f"container {container} is not up", address="")
-        live.connection.call(message)
-        return live.term
 
     # Moves
 
@@ -279,4 +270,4 @@ class Migrations:
         term = self._containers.members.term_of(container)
         self._backing.lose(container, term, slices)
         with suppress(MillpondError):
-            self._ask(container, Dismiss(order, sorted(slices)))
+            self._slices.ask(container, Dismiss(order, sorted(slices)))
