@@ -206,7 +206,9 @@ def test_a_move_that_breaks_off_for_any_reason_does_not_stay_for_ever() -> None:
     for number in range(AT_ONCE_MAX + 1):
         with pytest.raises(ZeroDivisionError):
             pond.elasticity.move(numbers(number), to=2)
-    assert {info.stage for info in pond.elasticity.moves()} == {"failed"}
+    assert {(info.stage, info.error) for info in pond.elasticity.moves()} == {
+        ("failed", "ZeroDivisionError: ")
+    }
     pond.hindrance = lambda stage: None
     (ticket,) = pond.elasticity.move(numbers(5), to=2)
     assert ticket.stage == "moved"

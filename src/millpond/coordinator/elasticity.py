@@ -292,10 +292,10 @@ class Elasticity:
                     with self._lock:
                         ticket.stage, ticket.error = "moved", None
                     return
-                except (MillpondError, OSError) as error:
-                    ticket.error = (
-                        error if isinstance(error, MillpondError) else Unavailable(str(error), address="")
-                    )
+                except Exception as error:
+                    ticket.error = _as_ours(error)
+                    if not isinstance(error, MillpondError | OSError):
+                        raise
                 ticket.needs = 0
                 with self._lock:
                     is_outdated, ticket.tried = ticket.is_outdated, list(ticket.slices)
@@ -406,10 +406,8 @@ class Elasticity:
             self._await_backups(scaling)
             for container in sorted(scaling.leaving):
                 self._leave(container)
-        except MillpondError as error:
-            scaling.error = error
         except Exception as error:  # noqa: BLE001 - whatever it is, who asked for it is told
-            scaling.error = MillpondError(f"{type(error).__name__}: {error}")
+            scaling.error = _as_ours(error)
         finally:
             scaling.leaving = set()
             scaling.what = ""
@@ -454,3 +452,7 @@ class Elasticity:
                 self._containers.members.leave(container)
 
         self._containers.remove(container, leave)
+
+
+def _as_ours(error: Exception) -> MillpondError:
+    return error if isinstance(error, MillpondError) else MillpondError(f"{type(error).__name__}: {error}")
