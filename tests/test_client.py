@@ -15,6 +15,8 @@ from millpond.client import runs
 from millpond.client.client import Client
 from millpond.client.runs import Run, Runs
 from millpond.errors import BadOption
+from millpond.testing import LossyFiles
+from millpond.testing.local import LocalPond
 from millpond.wire.base import SliceId
 from millpond.wire.house import ContainerInfo, Locate, Placement
 from millpond.wire.states import ReadSlices
@@ -170,3 +172,15 @@ def test_of_two_operators_of_one_name_only_the_first_has_a_turn(monkeypatch: pyt
     known.note("s", "sales", Run("run", 3, second))
     assert known.is_taken("s", "views", Run("run", 4, second))
     assert not known.is_taken("s", "clicks", Run("run", 3, first))
+
+
+def test_of_questions_whose_answers_are_wide_it_remembers_no_more_than_kinds_of_them() -> None:
+    """Each turn of a fetch asks by another message, as more epochs have become visible."""
+    with LocalPond(LossyFiles()) as pond:
+        state = pond.state("s", key="long", value="string")
+        feed = state.update(key="k", at="at", value="v", name="feed")
+        fetch = state.fetch(key="k", at="at", into="v")
+        for epoch in range(5):
+            feed(pa.table({"k": [1], "at": [10 * epoch + 1], "v": ["x" * 100]}), epoch)
+            fetch.now(pa.table({"k": [1], "at": [10 * epoch]}))
+        assert len(pond._client._rows_max) == 1

@@ -15,7 +15,6 @@ import pytest
 
 import millpond as mp
 from millpond.container.layout import incarnation_of, is_directory, term_of_snapshot
-from millpond.coordinator import placement
 from millpond.coordinator.journal import Journal
 from millpond.durable.crashpoints import armed
 from millpond.errors import CorruptFile, MillpondError, Unavailable
@@ -281,9 +280,9 @@ def test_every_slice_has_a_backup_on_another_container(containers: int) -> None:
         assert len(held) == 1
         assert scene.record.owners[number] not in held
     scene.check()
-    before = {number: sorted(names) for number, names in placement.backups_of(scene.record).items()}
+    before = scene.record.backups
     scene.coordinator.maintain()
-    assert before == placement.backups_of(scene.record), "what is enough is let alone"
+    assert before == scene.record.backups, "what is enough is let alone"
 
 
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["from the log", "from snapshots"])
@@ -585,7 +584,7 @@ def test_a_disk_that_is_lost_in_the_middle_of_a_switch_takes_nothing_with_it() -
     scene = made(2, epochs=3)
     slices = scene.record.slices_of(0)
     migrations = scene.coordinator._migrations
-    ask = scene.coordinator._slices._ask
+    ask = scene.coordinator._slices.ask
 
     def lost(container: int, message: Any) -> Any:
         if type(message).__name__ == "Demote":
@@ -593,10 +592,10 @@ def test_a_disk_that_is_lost_in_the_middle_of_a_switch_takes_nothing_with_it() -
             assert scene.lose_disk(0)
         return ask(container, message)
 
-    scene.coordinator._slices._ask = lost
+    scene.coordinator._slices.ask = lost
     with pytest.raises(MillpondError):
         migrations.move(0, 1, slices)
-    scene.coordinator._slices._ask = ask
+    scene.coordinator._slices.ask = ask
     scene.coordinator.maintain()
     scene.check()
     scene.epoch()
@@ -609,10 +608,10 @@ def test_a_disk_that_is_lost_in_the_middle_of_a_switch_takes_nothing_with_it() -
 def test_a_slice_that_comes_rests_on_no_record_that_is_older() -> None:
     """An epoch was prepared here and never decided, and its record is gone with the slices that went."""
     scene = made(2, epochs=2)
-    _, *slices = scene.record.slices_of(0)
+    slices = scene.record.slices_of(0)
     service = scene.pond.hosting.services[0]
     scene.move(slices, 1)
-    scene.pond.checkpoint()
+    scene.pond.maintain()  # the backups that they have become rest on files of their own
     service._here.place(LetGo(scene.coordinator._slices.order(), [service.log.directory], []))
     assert service.log.records == 0, "nobody needs it"
     assert service.core.seq > 1
@@ -623,3 +622,40 @@ def test_a_slice_that_comes_rests_on_no_record_that_is_older() -> None:
     scene.check()
     scene = scene.reopened()
     scene.check()
+
+
+def test_a_backup_that_lacks_something_takes_records_from_when_it_is_enlisted_again() -> None:
+    """Else the first epoch of a copy would end the copy."""
+    scene = Scene(LossyFiles())
+    scene.epoch()
+    scene.upkeep()
+    number, (holder,) = next(iter(scene.holders().items()))
+    coordinator, core = scene.coordinator, scene.pond.hosting.services[holder].backups.core
+    core.lost(core.holding("s"), [number])
+    coordinator._backing.lose(holder, core.term, [number])
+    barrier = coordinator._commits.barrier
+
+    def epoch_after(residents: Any) -> None:
+        barrier(residents)
+        scene.epoch()
+
+    coordinator._commits.barrier = epoch_after
+    coordinator._migrations.copy(scene.record.owners[number], holder, [number])
+    assert scene.holders()[number] == [holder]
+    scene.check()
+
+
+def test_a_container_that_takes_no_copies_keeps_no_other_from_them() -> None:
+    scene = Scene(LossyFiles(), backups=0)
+    scene.epoch()
+
+    def refuse(message: Any) -> None:
+        raise Unavailable("its disk is full", address="")
+
+    scene.pond.hosting.services[1].backups.copy = refuse
+    with pytest.raises(Unavailable, match="its disk is full"):
+        scene.coordinator._migrations.replicate(1)
+    held = [holders for number, holders in scene.holders().items() if scene.record.owners[number] == 1]
+    assert held
+    assert all(held)
+    assert {holder for holders in scene.holders().values() for holder in holders} == {0, 2}

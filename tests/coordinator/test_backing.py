@@ -137,7 +137,6 @@ def test_a_directory_holds_backups_besides_those_it_has() -> None:
     pond = placement.backed_up_in(pond, "one", numbers(3, 2))
     pond = placement.backed_up_in(pond, "two", numbers(2))
     assert pond.backups == {"one": (2, 3), "two": (2,)}
-    assert placement.backups_of(pond) == {2: ["one", "two"], 3: ["one"]}
     assert placement.backed_up_in(pond, "three", []).backups == pond.backups
 
 

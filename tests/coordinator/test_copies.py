@@ -241,22 +241,6 @@ def test_the_world_notices_a_copy_that_was_enlisted_too_late() -> None:
             world.check_journal()
 
 
-@pytest.mark.parametrize(("steps", "phase"), [(0, Phase.GIVEN_UP), (1, Phase.GIVEN_UP), (2, Phase.DONE)])
-def test_it_can_be_cancelled_until_the_journal_is_written(steps: int, phase: Phase) -> None:
-    world = World(lambda outcomes: 0)
-    for _ in range(steps):
-        (effect,) = world.copying.effects()
-        world.copying.on(world.carry_out(effect))
-    world.copying.cancel(AWAY)
-    world.failures += phase is Phase.GIVEN_UP
-    world.run()
-    world.check()
-    assert world.copying.phase is phase
-    assert not world.takes or phase is Phase.DONE
-    world.copying.cancel(AWAY)
-    assert world.copying.phase is phase, "what is over stays over"
-
-
 def test_the_first_failure_tells_why() -> None:
     copying = Copying(SOURCE, COPIER, SLICES)
     copying.on(Done(Term(7)))

@@ -1,15 +1,19 @@
-"""What a container has to be told of a resident, by what it knows of it."""
+"""What containers are told of residents, by what they know of them."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from millpond.code.tables import TableSpec
 from millpond.coordinator.telling import news_of
+from millpond.testing import LossyFiles
+from millpond.testing.local import LocalPond
 from millpond.wire.groups import GroupSpec
-from millpond.wire.house import AddResident, DropResident
+from millpond.wire.house import AddResident, Advance, DropResident
 from millpond.wire.specs import Resident
 
 TABLE = TableSpec("k long", "x long", {"x": 0})
@@ -33,3 +37,26 @@ def group(born: int, *tables: str, fetch: float = -math.inf) -> Resident:
 )
 def test_news(known: Resident | None, now: Resident | None, news: list[object]) -> None:
     assert news_of(known, now) == news
+
+
+def test_a_container_that_left_is_told_nothing_any_more() -> None:
+    pond = LocalPond(LossyFiles(), "/pond", 2, 4)
+    coordinator = pond.coordinator
+    state = pond.state("s", key="long", value="long")
+    feed = state.update(key="k", at="at", value="v", name="feed")
+    state.report("reader", fetch=0)
+    scaling = coordinator.elasticity.scale(1)
+    assert (scaling.error, coordinator.elasticity.containers) == (None, [0])
+    containers = coordinator._containers
+    told: list[int] = []
+    ask = containers.ask
+
+    def listen(container: int, message: Any) -> Any:
+        if isinstance(message, Advance):
+            told.append(container)
+        return ask(container, message)
+
+    containers.ask = listen
+    feed(pa.table({"k": [1], "at": [10], "v": [1]}), 0)
+    state.report("reader", fetch=5)
+    assert set(told) == {0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
+from millpond.coordinator.service import CoordinatorService
 from millpond.errors import WorkersUnfit
 from millpond.pond.workers import check_workers
 
@@ -114,3 +116,19 @@ def test_what_is_wrong_with_workers_is_said_before_anything_is_opened(
             mp.connect("127.0.0.1:1", "token", spark=context)
         assert context.jobs == 2
     assert not (tmp_path / "pond").exists()
+
+
+def test_upkeep_goes_on_whatever_went_wrong_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A pond whose upkeep had ended would bring back no container, and renew no credentials."""
+    twice = threading.Event()
+    failures: list[str] = []
+
+    def fail(coordinator: CoordinatorService) -> None:
+        failures.append("can't start new thread")
+        if len(failures) == 2:
+            twice.set()
+        raise RuntimeError(failures[-1])
+
+    monkeypatch.setattr(CoordinatorService, "maintain", fail)
+    with mp.open(tmp_path / "pond"):
+        assert twice.wait(20)

@@ -1070,13 +1070,13 @@ def test_the_token_is_in_its_file_and_nowhere_else(served: Served) -> None:
 
 
 def test_each_pond_has_a_token_of_its_own(tmp_path: Path) -> None:
-    from millpond.pond.opening import _token
+    from millpond.pond.roots import token_of
 
     tokens = set()
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        tokens.add(_token(str(tmp_path / name)))
-        tokens.add(_token(str(tmp_path / name)))
+        tokens.add(token_of(str(tmp_path / name)))
+        tokens.add(token_of(str(tmp_path / name)))
     assert len(tokens) == 2
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.errors import BadMessage
-from millpond.wire.ipc import HEAD_BYTES_MAX, Description, describe, is_compressed
+from millpond.wire.ipc import HEAD_BYTES_MAX, Description, describe
 
 BATCH = pa.record_batch(
     {"k": pa.array(range(100)), "v": pa.array(["text"] * 100), "l": pa.array([[1, None], None] * 50)}
@@ -42,9 +42,7 @@ def test_what_pyarrow_writes(compression: str | None) -> None:
             for kind, (_, size) in zip(kinds, messages, strict=True)
         ]
         assert [describe(head) for head, _ in messages] == wanted
-        assert [is_compressed(memoryview(head)) for head, _ in messages] == [
-            each.compressed for each in wanted
-        ]
+        assert [describe(memoryview(head)) for head, _ in messages] == wanted
 
 
 def test_an_older_version_is_refused() -> None:
@@ -105,7 +103,7 @@ def test_offsets_that_go_round_or_outside() -> None:
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_whatever_arrow_decompresses_is_seen(compression: str) -> None:
-    """Of altered messages too: where Arrow still finds compressed buffers, so does `is_compressed`."""
+    """Of altered messages too: where Arrow still finds compressed buffers, so does `describe`."""
     rng = random.Random(11)
     head, body = next(
         (m.metadata.to_pybytes(), m.body) for m in _messages(compression) if m.type == "record batch"
@@ -115,7 +113,7 @@ def test_whatever_arrow_decompresses_is_seen(compression: str) -> None:
         case = bytearray(head)
         case[rng.randrange(len(case))] ^= 1 << rng.randrange(8)
         try:
-            seen = is_compressed(bytes(case))
+            seen = describe(bytes(case)).compressed
         except BadMessage:
             continue
         if not seen:

@@ -21,7 +21,7 @@ from millpond import private
 from millpond.client.link import Link
 from millpond.durable.files import OsFiles
 from millpond.errors import BadRoot, NotPrivate, Unauthorised
-from millpond.pond.opening import _own_root
+from millpond.pond.roots import own_root
 from millpond.wire.sockets import SocketDirectory
 
 TOKEN = "t" * 43
@@ -72,7 +72,7 @@ def test_a_root_that_is_open_to_others_is_refused_with_the_command(root: Path, m
     root.chmod(mode)
     assert refused(root).hint == f"chmod 700 '{root}'"
     root.chmod(0o700)
-    assert _own_root(str(root)) == str(root)
+    assert own_root(str(root)) == str(root)
 
 
 @needs_stranger
@@ -93,7 +93,7 @@ def test_a_root_that_a_stranger_prepared_is_refused(common: Path) -> None:
         mp.open(common / "pond", trust="data")
     assert caught.value.hint == f"chown -R root {common}/pond"
     mend(error)
-    assert _own_root(str(common / "pond")) == str(common / "pond")
+    assert own_root(str(common / "pond")) == str(common / "pond")
 
 
 @needs_stranger
@@ -163,7 +163,7 @@ def test_what_does_not_belong_into_a_root_is_named(
     error = refused(root)
     assert error.hint == hint.format(root=root)
     mend(error)
-    assert _own_root(str(root)) == str(root)
+    assert own_root(str(root)) == str(root)
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777], ids=oct)
@@ -172,7 +172,7 @@ def test_a_directory_that_is_for_something_else_is_left_alone(root: Path, mode: 
     (root / "letters").symlink_to(root)
     root.chmod(mode)
     assert refused(root).hint == f"give a directory of its own, for example '{root}/pond'"
-    assert _own_root(str(root / "pond")) == str(root / "pond")
+    assert own_root(str(root / "pond")) == str(root / "pond")
     (root / "token").touch()
     assert refused(root).hint.startswith("give " if mode == 0o1777 else ("rm ", "chmod 700 "))
 
@@ -211,7 +211,7 @@ def test_sockets_have_a_folder_and_files_may_be_readable_behind_a_closed_door(
     make_socket(Path())
     Path("s").chmod(0o777)
     (root / "lock").touch(mode=0o644)
-    assert _own_root(str(root)) == str(root)
+    assert own_root(str(root)) == str(root)
 
 
 # Its way
@@ -229,7 +229,7 @@ def test_a_root_in_a_folder_that_others_can_write_is_refused(mode: int) -> None:
             assert caught.value.hint == f"chmod go-w {folder}"
         assert [path.name for path in folder.iterdir()] == ["pond"]
         folder.chmod(mode | stat.S_ISVTX)
-        assert _own_root(str(folder / "pond")) == str(folder / "pond"), "as in /tmp"
+        assert own_root(str(folder / "pond")) == str(folder / "pond"), "as in /tmp"
 
 
 @needs_stranger
@@ -248,7 +248,7 @@ def test_links_of_ones_own_lead_to_the_root(tmp_path: Path) -> None:
     (tmp_path / "absolute").symlink_to(tmp_path / "there")
     (tmp_path / "relative").symlink_to("absolute/inner/..")
     (tmp_path / "endless").symlink_to("endless")
-    assert _own_root(str(tmp_path / "relative" / "pond")) == str(tmp_path / "there" / "pond")
+    assert own_root(str(tmp_path / "relative" / "pond")) == str(tmp_path / "there" / "pond")
     with pytest.raises(BadRoot, match="symbolic links"):
         mp.open(tmp_path / "endless" / "pond")
 
@@ -260,10 +260,10 @@ def test_a_group_of_ones_own_may_write(tmp_path: Path, monkeypatch: pytest.Monke
     for is_own in (True, False):
         monkeypatch.setattr(private, "_is_own_group", lambda group, user, own=is_own: own)
         if is_own:
-            assert _own_root(str(tmp_path / "work" / "pond"))
+            assert own_root(str(tmp_path / "work" / "pond"))
         else:
             with pytest.raises(BadRoot, match="others can write"):
-                _own_root(str(tmp_path / "work" / "pond"))
+                own_root(str(tmp_path / "work" / "pond"))
 
 
 @pytest.mark.skipif(not hasattr(os, "setxattr"), reason="only Linux has these lists here")
@@ -283,9 +283,9 @@ def test_a_list_of_others_who_may_write_is_seen(tmp_path: Path, monkeypatch: pyt
         pytest.skip("this file system has no such lists")
     assert stat.S_IMODE(work.stat().st_mode) == 0o770
     with pytest.raises(BadRoot, match="others can write") as caught:
-        _own_root(str(work / "pond"))
+        own_root(str(work / "pond"))
     mend(caught.value)
-    assert _own_root(str(work / "pond"))
+    assert own_root(str(work / "pond"))
 
 
 @needs_stranger

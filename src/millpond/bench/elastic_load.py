@@ -141,10 +141,6 @@ class Notes(NamedTuple):
         inside = (self.ended > begin) & (self.began < end)
         return (self.ended - self.began)[inside] * 1e3
 
-    def answered_after(self, moment: float) -> float:
-        """When the first call that was under way at that moment, or began later, was answered."""
-        return float(self.ended[self.ended > moment].min())
-
     def timeline(self, begin: float, end: float) -> list[float]:
         """Calls a second in buckets of `BUCKET_S`."""
         edges = np.arange(begin, end, BUCKET_S)

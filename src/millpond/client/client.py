@@ -19,7 +19,6 @@ from millpond.runtime import Runtime, Threads
 from millpond.stores.keys import Keys
 from millpond.stores.rows import spread
 from millpond.wire.base import Call, Exchange, Read, SliceId
-from millpond.wire.codec import encode
 from millpond.wire.connection import Connection, Dialer, SlicedBatch
 from millpond.wire.epochs import Stage, StageDone
 from millpond.wire.house import ListResidents, Locate, Placement
@@ -73,8 +72,8 @@ class Client:
         self._known: Placement | None = None
         self._connections: dict[str, Connection] = {}
         self._closed = False
-        # How many questions at once, where answers have no fixed width.
-        self._rows_max: dict[bytes, int] = {}
+        # How many questions at once, by resident and answers, where these have no fixed width.
+        self._rows_max: dict[tuple[str, pa.Schema], int] = {}
 
     @property
     def link(self) -> Link | None:
@@ -188,7 +187,7 @@ class Client:
         The answers, one column each, in the order of the questions. `code` names the user's, if the message brings it.
         """
         keys = keys.hashed()
-        asking = encode(message)
+        asking = (message.resident, answers)
 
         def ask(start: int, stop: int) -> list[pa.Array]:
             own = [long[start:stop] for long in longs]
@@ -217,7 +216,7 @@ class Client:
             done = stop
         return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(answers)]
 
-    def _learn(self, asking: bytes, answers: Sequence[pa.Array], rows: int) -> None:
+    def _learn(self, asking: tuple[str, pa.Schema], answers: Sequence[pa.Array], rows: int) -> None:
         """How many rows to ask at once, by the size of what they were answered; twice as many as before at most."""
         width = max(1, sum(column.nbytes for column in answers) // rows)
         fitting = max(1, min(ROWS_MAX, BYTES_MAX // width))

@@ -103,7 +103,7 @@ class Backups:
             self.log.make_room()
             self.checkpoints.add({number: Ground() for number in sorted(new)})
             self.checkpoints.confirm(new)
-            self.core.enlist(new)
+            self.core.enlist(slices)
 
     def copy(self, message: Copy) -> None:
         """Takes what there was before from the container that serves the slices."""

@@ -478,7 +478,7 @@ class Checkpoints:
             if span.directory == self._log.directory
         ]
         if self._may_remove():
-            self._log.truncate(min(afters, default=0))
+            self._log.truncate(min(afters, default=self._core.seq))
 
     def _directory(self, resident_id: ResidentId) -> str:
         return snapshot_directory(self._root, resident_id, self._base)

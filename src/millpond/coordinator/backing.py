@@ -57,7 +57,8 @@ class Backing:
             incarnation: set(slices) for incarnation, slices in self._enlisted.items()
         }
         for name, numbers in record.backups.items():
-            held.setdefault(_incarnation(name), set()).update(numbers)
+            container, number = incarnation_of(name)
+            held.setdefault((container, Term(number)), set()).update(numbers)
         plan: dict[int, list[Backup]] = {}
         for (container, term), known in sorted(held.items()):
             live = self._containers.live.get(container)
@@ -97,23 +98,11 @@ class Backing:
 
     def held(self) -> dict[SliceId, list[int]]:
         """Of each slice the containers that hold a backup, and serve."""
-        record, members = self._memory.record, self._containers.members
-        held: dict[SliceId, list[int]] = {SliceId(number): [] for number in range(record.slices)}
-        for name, numbers in sorted(record.backups.items()):
-            container, term = _incarnation(name)
-            if members.serves(container, term):
-                for number in numbers:
-                    held[number].append(container)
-        return held
+        return placement.holders(self._memory.record, self._containers.members.serving)
 
     def holders(self, number: SliceId) -> list[int]:
         """The containers that hold a backup of the slice, and serve."""
         return self.held()[number]
-
-
-def _incarnation(directory: str) -> tuple[int, Term]:
-    container, term = incarnation_of(directory)
-    return container, Term(term)
 
 
 def wanted_backups(

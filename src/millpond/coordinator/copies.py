@@ -106,11 +106,6 @@ class Copying:
                 return [Dismiss(self.container, self.slices)]
         return []
 
-    def cancel(self, error: MillpondError) -> None:
-        """Give up, unless it is a backup already."""
-        if self.phase in (Phase.ENLIST, Phase.COPY):
-            self.on(Failed(error))
-
     def on(self, event: Event) -> None:
         match event:
             case Failed(error):

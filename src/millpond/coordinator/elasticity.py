@@ -38,7 +38,6 @@ class Ticket(Watch):
     source: int
     target: int
     cause: Cause
-    asked_s: float
     stage: Stage = "waiting"
     began_s: float | None = None
     ended_s: float | None = None
@@ -183,7 +182,7 @@ class Elasticity:
                     by_owner.setdefault(record.owners[number], []).append(number)
             for owner, own in by_owner.items():
                 self._number += 1
-                ticket = Ticket(self._number, own, owner, to, cause, self._runtime.now())
+                ticket = Ticket(self._number, own, owner, to, cause)
                 self._tickets[ticket.id] = ticket
                 tickets.append(ticket)
             over = [ticket.id for ticket in self._tickets.values() if ticket.is_over]
@@ -293,10 +292,10 @@ class Elasticity:
                     with self._lock:
                         ticket.stage, ticket.error = "moved", None
                     return
-                except (MillpondError, OSError) as error:
-                    ticket.error = (
-                        error if isinstance(error, MillpondError) else Unavailable(str(error), address="")
-                    )
+                except Exception as error:
+                    ticket.error = _as_ours(error)
+                    if not isinstance(error, MillpondError | OSError):
+                        raise
                 ticket.needs = 0
                 with self._lock:
                     is_outdated, ticket.tried = ticket.is_outdated, list(ticket.slices)
@@ -407,10 +406,8 @@ class Elasticity:
             self._await_backups(scaling)
             for container in sorted(scaling.leaving):
                 self._leave(container)
-        except MillpondError as error:
-            scaling.error = error
         except Exception as error:  # noqa: BLE001 - whatever it is, who asked for it is told
-            scaling.error = MillpondError(f"{type(error).__name__}: {error}")
+            scaling.error = _as_ours(error)
         finally:
             scaling.leaving = set()
             scaling.what = ""
@@ -455,3 +452,7 @@ class Elasticity:
                 self._containers.members.leave(container)
 
         self._containers.remove(container, leave)
+
+
+def _as_ours(error: Exception) -> MillpondError:
+    return error if isinstance(error, MillpondError) else MillpondError(f"{type(error).__name__}: {error}")

@@ -107,7 +107,7 @@ class Membership:
         self._closing = True
         if self._hosting is not None:
             self._hosting.stop()
-        for live in self.live.values():
+        for live in list(self.live.values()):
             live.connection.close()
 
     def last_words(self, container: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from millpond.container.layout import backup_directory_name
 from millpond.coordinator import copies, placement
@@ -17,7 +16,7 @@ from millpond.coordinator.switches import Switch
 from millpond.errors import MillpondError, Unavailable
 from millpond.runtime import Lock, Locks, Runtime
 from millpond.wire.backups import AskLag, Copy, Dismiss, Enlist
-from millpond.wire.base import Call, SliceId, Term
+from millpond.wire.base import SliceId, Term
 from millpond.wire.moves import Stage
 
 LAG_RECORDS_MAX = 2
@@ -67,7 +66,8 @@ class Migrations:
         # Of one container, copies are made one after the other: of two of the same slice, one would undo the other.
         self._copying: Locks[int] = Locks(runtime)
         self._admitting = runtime.lock()
-        self._copies = 0
+        # Containers to which one is under way.
+        self._copies: set[int] = set()
         self._runtime = runtime
 
     # Copies
@@ -84,7 +84,7 @@ class Migrations:
 
     def _copy_missing(self, copying: Copying, watch: Watch | None) -> None:
         with self._admitting:
-            self._copies += 1
+            self._copies.add(copying.container)
         try:
             while effects := copying.effects():
                 for effect in effects:
@@ -93,7 +93,7 @@ class Migrations:
                     else:
                         copying.on(self._copy(effect))
         finally:
-            self._copies -= 1
+            self._copies.discard(copying.container)
         if copying.error is not None:
             raise copying.error
         self.copied += len(copying.slices)
@@ -124,7 +124,7 @@ class Migrations:
         try:
             match effect:
                 case copies.Enlist(container, slices):
-                    term = self._ask(container, Enlist(self._slices.order(), list(slices)))
+                    term = self._slices.ask(container, Enlist(self._slices.order(), list(slices)))
                     self._backing.enlist(container, term, slices)
                     self._commits.barrier(self._memory.record.residents)
                 case copies.Copy(source, container, slices):
@@ -133,7 +133,7 @@ class Migrations:
                         raise Unavailable(f"container {source} is not up", address="")
                     ids = [known.resident.id for known in self._memory.record.residents.values()]
                     order = self._slices.order()
-                    term = self._ask(container, Copy(order, live.host.address, list(slices), ids))
+                    term = self._slices.ask(container, Copy(order, live.host.address, list(slices), ids))
                 case copies.Enter(container, term, slices):
                     self._enter_backup(container, term, slices)
                 case copies.Dismiss(container, slices):
@@ -143,7 +143,7 @@ class Migrations:
                     self._backing.lose(container, term, slices)
                     # An entry that failed may be on disk: it must not name one that lets go.
                     self._memory.settle()
-                    term = self._ask(container, Dismiss(order, list(slices)))
+                    term = self._slices.ask(container, Dismiss(order, list(slices)))
         except MillpondError as error:
             return copies.Failed(error)
         except OSError as error:
@@ -162,14 +162,6 @@ class Migrations:
             directory = backup_directory_name(term, container)
             self._memory.write(placement.backed_up_in(record, directory, slices))
             self._backing.discharge(container, term, slices)
-
-    def _ask(self, container: int, message: Call[Any]) -> Term:
-        """Asks the incarnation that serves now; which it was."""
-        live = self._containers.live.get(container)
-        if live is None:
-            raise Unavailable(f"container {container} is not up", address="")
-        live.connection.call(message)
-        return live.term
 
     # Moves
 
@@ -262,8 +254,15 @@ class Migrations:
                     surplus.setdefault(container, []).append(number)
         for container, slices in surplus.items():
             self._let_go(container, slices)
+        failures: list[MillpondError] = []
         for (owner, container), slices in missing.items():
-            self.copy(owner, container, slices)
+            # One that takes none keeps no other from them.
+            try:
+                self.copy(owner, container, slices)
+            except MillpondError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return bool(missing or surplus)
 
     def _let_go(self, container: int, slices: Collection[SliceId]) -> None:
@@ -271,4 +270,4 @@ class Migrations:
         term = self._containers.members.term_of(container)
         self._backing.lose(container, term, slices)
         with suppress(MillpondError):
-            self._ask(container, Dismiss(order, sorted(slices)))
+            self._slices.ask(container, Dismiss(order, sorted(slices)))

@@ -141,12 +141,14 @@ def without_ended(pond: PondRecord, serving: Mapping[int, Term]) -> PondRecord:
     return without_backups(pond, ended, served)
 
 
-def backups_of(pond: PondRecord) -> dict[SliceId, list[str]]:
-    """The directories that hold a backup of each slice, for those that have one."""
-    out: dict[SliceId, list[str]] = {}
+def holders(pond: PondRecord, serving: Mapping[int, Term]) -> dict[SliceId, list[int]]:
+    """Of each slice the containers that hold a backup, in the incarnations that serve."""
+    out: dict[SliceId, list[int]] = {SliceId(number): [] for number in range(pond.slices)}
     for name, numbers in sorted(pond.backups.items()):
-        for number in numbers:
-            out.setdefault(number, []).append(name)
+        container, term = incarnation_of(name)
+        if serving.get(container) == term:
+            for number in numbers:
+                out[number].append(container)
     return out
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from millpond.container.layout import backup_directory_name, directory_name, incarnation_of
+from millpond.container.layout import backup_directory_name, directory_name
 from millpond.coordinator import moves, placement, switches
 from millpond.coordinator.homes import Homes
 from millpond.coordinator.membership import Membership
@@ -133,11 +133,9 @@ class Slices:
         return bool(self._switches) or (self._move is not None and bool(self._move.astray))
 
     def is_backed(self, container: int) -> bool:
-        held = placement.backups_of(self._memory.record)
-        return all(
-            any(self._serves(*incarnation_of(name)) for name in held.get(number, ()))
-            for number in self._memory.record.slices_of(container)
-        )
+        record = self._memory.record
+        held = placement.holders(record, self.containers.members.serving)
+        return all(held[number] for number in record.slices_of(container))
 
     def relieve(self, container: int) -> None:
         """Has others serve the slices of a container that is gone: backups, as far as there are, and for the rest peers
@@ -145,11 +143,8 @@ class Slices:
         """
         with self._memory.lock:
             record = self._memory.record
-            held = placement.backups_of(record)
-            holders = {
-                number: [c for c, term in map(incarnation_of, held.get(number, ())) if self._serves(c, term)]
-                for number in record.slices_of(container)
-            }
+            held = placement.holders(record, self.containers.members.serving)
+            holders = {number: held[number] for number in record.slices_of(container)}
         self._hand_over(container, holders, from_root=False)
         with self._memory.lock:
             self._rest_on_backups()
@@ -173,9 +168,6 @@ class Slices:
         moved = self._hand_over(container, dict.fromkeys(rest, peers), from_root=True)
         for peer in moved:
             self._rebuilt_s[peer] = self._runtime.now()
-
-    def _serves(self, container: int, term: int) -> bool:
-        return self.containers.members.serves(container, Term(term))
 
     def _hand_over(
         self, container: int, holders: Mapping[SliceId, Sequence[int]], *, from_root: bool
@@ -219,21 +211,19 @@ class Slices:
                     record = self._memory.record
                     limit_s = SWITCH_S_MAX if switch.live else LONG_CALL_S
                     ask = Promote(self.order(), list(slices), record.decided(), _epochs(record), limit_s)
-                    return switches.Obeyed(container, self._ask(container, ask))
+                    return switches.Obeyed(container, self.ask(container, ask))
                 case switches.Rebuild(container, slices):
                     record = self._memory.record
                     left = dict(placement.directories_of(record, slices))
                     adopt = Adopt(self.order(), left, record.decided(), epochs=_epochs(record))
-                    return switches.Obeyed(container, self._ask(container, adopt))
+                    return switches.Obeyed(container, self.ask(container, adopt))
                 case switches.Demote(container, slices):
-                    return switches.Obeyed(
-                        container, self._ask(container, Demote(self.order(), list(slices)))
-                    )
+                    return switches.Obeyed(container, self.ask(container, Demote(self.order(), list(slices))))
                 case switches.Enter():
                     self._enter_switch(switch, effect)
                 case switches.Confirm(container, slices):
                     return switches.Obeyed(
-                        container, self._ask(container, Confirm(self.order(), list(slices)))
+                        container, self.ask(container, Confirm(self.order(), list(slices)))
                     )
                 case moves.Settle():
                     self._memory.settle()
@@ -246,7 +236,7 @@ class Slices:
             return switches.Failed(container, self._memory.not_written(error))
         return switches.Obeyed(container, Term(0))
 
-    def _ask(self, container: int, message: Call[Any]) -> Term:
+    def ask(self, container: int, message: Call[Any]) -> Term:
         """Asks the incarnation that serves now, and does not wait for another; which it was."""
         live = self.containers.live.get(container)
         if live is None:

@@ -88,14 +88,15 @@ class Telling:
         if fetch == -math.inf:
             return
         with self._memory.lock:
+            for gone in self._known.keys() - set(containers.ids):
+                del self._known[gone]
             behind = [
-                container
+                (container, known)
                 for container, known in self._known.items()
                 if name in known and _compactable(known[name]) != min(fetch, update)
             ]
 
-        def tell(container: int) -> None:
-            known = self._known[container]
+        def tell(container: int, known: dict[str, Resident]) -> None:
             with suppress(MillpondError):
                 containers.ask(container, Advance(name, fetch, update))
                 with self._memory.lock:
@@ -103,7 +104,7 @@ class Telling:
                     if before is not None:
                         known[name] = Resident(before.spec, before.born, fetch, update)
 
-        self._runtime.map(tell, behind)
+        self._runtime.map(lambda each: tell(*each), behind)
 
 
 def _compactable(resident: Resident) -> Progress:

@@ -1,62 +1,38 @@
-"""How a pond comes up: a root directory, a token, a coordinator in this process, containers as its children."""
+"""How a program comes to a pond: it opens one under a root, or joins one that another process runs."""
 
 from __future__ import annotations
 
-import atexit
-import fcntl
-import logging
 import os
 import re
-import secrets
-import socket
-import stat
 import sys
-import threading
-import time
 import warnings
-from contextlib import suppress
-from typing import IO, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from millpond import private
 from millpond.client.client import Client
 from millpond.client.handing_out import HandedOut
-from millpond.client.link import Link
-from millpond.coordinator.detector import BEAT_S
-from millpond.coordinator.hosting import CODE_SECONDS, Embedded
+from millpond.coordinator.hosting import CODE_SECONDS
 from millpond.coordinator.journal import JOURNAL
-from millpond.coordinator.passes import Front, Given, Passes
-from millpond.coordinator.service import CoordinatorService
+from millpond.coordinator.passes import Given
 from millpond.coordinator.spark_cluster import Cluster, check_session
-from millpond.coordinator.spark_hosting import SparkHosting
-from millpond.durable.files import OsFiles
-from millpond.errors import BadOption, BadRoot, FewTaskSlots, MillpondError, NotPrivate, PondInUse
-from millpond.pond.figures import as_metrics, log_line
+from millpond.errors import BadOption, BadRoot, FewTaskSlots, MillpondError
+from millpond.pond.embedded import EmbeddedPond, Listening
 from millpond.pond.pond import Pond
+from millpond.pond.roots import Trust, checked_root, own_root, unusable
 from millpond.pond.workers import check_workers
-from millpond.runtime import Threads
 from millpond.wire.authority import Bundle, given
-from millpond.wire.connection import LocalConnection
 from millpond.wire.credentials import Credentials
-from millpond.wire.flight import FlightDialer, FlightService, dialer_to
-from millpond.wire.gate import Gate, Port, is_loopback
-from millpond.wire.handshake import read_only_token
+from millpond.wire.flight import dialer_to
 from millpond.wire.house import Locate
 from millpond.wire.passes import TaskPass
-from millpond.wire.sockets import POND, SCHEME, TLS_SCHEME, SocketDirectory, machine
+from millpond.wire.sockets import POND, SCHEME, TLS_SCHEME
 
 ADDRESS_PATTERN = r"unix:/.+|[^/]+:\d{1,5}"
 SLICES_MAX = 65_535
 CODE_SECONDS_MIN = 0.1
 # What a container needs before it holds anything is some 300 MiB.
 MEMORY_MIN = 512 << 20
-_OF_A_POND = (
-    r"(lock|token|tasks|client|journal|containers?|snapshots|backups|waiting|sockets|landmark|grants)\b"
-)
-ORPHANS_TIMEOUT_S = 30.0
-UPKEEP_S = 0.5
-Trust = Literal["all", "data"]
 Where = Literal["embedded", "spark", "standalone"]
-_log = logging.getLogger("millpond")
 AnyPath = str | os.PathLike[str]
 
 
@@ -135,7 +111,7 @@ def open_pond(
         check_session(spark)
         check_workers(spark)
     cluster = Cluster(spark) if hosting == "spark" else None
-    path = _checked_root(root)
+    path = checked_root(root)
     if trust == "data" and not os.path.isdir(os.path.join(path, JOURNAL)):
         raise BadRoot(
             f"{path} holds no pond that could be read", hint="give the root of a pond that exists", root=path
@@ -145,14 +121,14 @@ def open_pond(
         _check_slots(cluster, containers, threads)
     else:
         threads = threads or max(1, (os.cpu_count() or 1) // containers)
-    embedded = _EmbeddedPond(_own_root(path, trust), cluster)
+    embedded = EmbeddedPond(own_root(path, trust), cluster)
     try:
-        listening = _Listening(host, port, own)
+        listening = Listening(host, port, own)
         embedded.start(containers, threads, slices, listening, code_seconds, memory, trust, backups)
     except BaseException as error:
         embedded.close()
         if isinstance(error, OSError) and not isinstance(error, MillpondError) and error.filename is not None:
-            raise _unusable(path, error) from None
+            raise unusable(path, error) from None
         raise
     if log_figures is not None:
         embedded.log_figures(log_figures)
@@ -217,172 +193,6 @@ def _with_spark(pond: Pond) -> Pond:
     return pond
 
 
-class _EmbeddedPond:
-    """What `open_pond` starts and `close` ends."""
-
-    def __init__(self, root: str, cluster: Cluster | None = None) -> None:
-        self._root = root
-        self._cluster = cluster
-        self._lock_file: IO[bytes] | None = None
-        self._token = ""
-        self._coordinator: CoordinatorService | None = None
-        self._sockets: SocketDirectory | None = None
-        self._server: FlightService | None = None
-        self._passes: Passes | None = None
-        self._gate: Port | None = None
-        self._address = self._elsewhere = ""
-        self._closing = threading.Event()
-        atexit.register(self.close)
-
-    def start(
-        self,
-        containers: int,
-        threads: int,
-        slices: int,
-        listening: _Listening,
-        code_seconds: float,
-        memory: int | None,
-        trust: Trust,
-        backups: int,
-    ) -> None:
-        files = OsFiles()
-        try:
-            self._lock_file = private.append_to(os.path.join(self._root, "lock"))  # held until close
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Under the lock: of two that open a new root at once, only one makes its token.
-            # Whoever made a root that is not trusted knows the token in it.
-            self._token = _token(self._root, renewed=trust != "all")
-            private.write_text(os.path.join(self._root, "token.read"), f"{read_only_token(self._token)}\n")
-        except BlockingIOError:
-            raise PondInUse(
-                f"the pond at {self._root} is open already, here or in another process",
-                hint=f"use the pond that is open, join it with {_joining(self._root)}, or close it first",
-                root=self._root,
-            ) from None
-        except BadRoot:
-            raise
-        except OSError as error:
-            raise _unusable(self._root, error) from None
-        _await_orphans(self._root)
-        passes = self._passes = Passes(self._root, self._token, listening.own)
-        dial = FlightDialer(passes.coordinator())
-        coordinator = CoordinatorService(files, self._root, dial, Threads(), only_reads=trust == "data")
-        self._coordinator = coordinator
-        # First, as the port may be taken; whoever joins before the pond is open is told to try again.
-        self._sockets = SocketDirectory.under(self._root)
-        self._server = FlightService(
-            Front(coordinator, passes), passes.keyring.accepted(), self._sockets, POND
-        )
-        if (
-            self._cluster is not None
-            and listening.port is None
-            and not is_loopback(self._cluster.driver_host)
-        ):
-            # Tasks on other machines reach the pond there.
-            listening = listening._replace(host=self._cluster.driver_host, port=0)
-        self._listen(listening)
-        where = (self._root, self._sockets.path, threads, coordinator.recover, passes.container)
-        limits = (code_seconds, memory, trust)
-        hosting = (
-            Embedded(*where, *limits)
-            if self._cluster is None
-            else SparkHosting(self._cluster, *where, *limits)
-        )
-        coordinator.start(hosting, containers, slices, backups)
-        threading.Thread(target=self._maintain, name="millpond-coordinator", daemon=True).start()
-        threading.Thread(target=self._beat, name="millpond-beat", daemon=True).start()
-
-    def _beat(self) -> None:
-        while not self._closing.wait(BEAT_S):
-            coordinator = self._coordinator
-            if coordinator is not None:
-                with suppress(MillpondError, OSError, RuntimeError):
-                    coordinator.beat()
-
-    def _listen(self, listening: _Listening) -> None:
-        assert self._passes is not None
-        assert self._sockets is not None
-        host, port, own = listening
-        if port is None:
-            return
-        if is_loopback(host) and own is None:
-            self._gate = Gate(self._token, self._sockets, host, port, self._passes.keyring.tasks)
-            self._address = self._gate.address
-        else:
-            self._gate = self._passes.listen(self._sockets, host, port)
-            self._address = _reached_from_elsewhere(self._gate.address)
-            self._elsewhere = f"{TLS_SCHEME}{self._address}/{POND}"
-
-    def _maintain(self) -> None:
-        while not self._closing.wait(UPKEEP_S):
-            coordinator, passes = self._coordinator, self._passes
-            if coordinator is not None and passes is not None:
-                with suppress(MillpondError, OSError):
-                    coordinator.maintain()
-                with suppress(MillpondError, OSError):
-                    passes.maintain(coordinator.tell)
-
-    def revoke(self) -> None:
-        assert self._passes is not None
-        assert self._coordinator is not None
-        self._passes.revoke(self._coordinator.tell)
-
-    def log_figures(self, seconds: float) -> None:
-        """From now on, every so often."""
-
-        def log() -> None:
-            while not self._closing.wait(min(seconds, threading.TIMEOUT_MAX)):
-                coordinator = self._coordinator
-                if coordinator is not None:
-                    with suppress(MillpondError, OSError):
-                        _log.info("%s", log_line(as_metrics(coordinator.metrics())))
-
-        threading.Thread(target=log, name="millpond-figures", daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        assert self._server is not None
-        return self._address or self._server.address
-
-    def client(self) -> Client:
-        assert self._server is not None
-        assert self._passes is not None
-        link = Link(self._server.address, self._passes.task_file, self._elsewhere, machine())
-        dial = FlightDialer(self._passes.client())
-        return Client(LocalConnection(self._coordinator), dial, link=link)
-
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self._closing.set()
-        # The coordinator first: calls that wait for a container are let go, and the server need not wait for them.
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
-        if self._gate is not None:
-            self._gate.close()
-            self._gate = None
-        if self._server is not None:
-            self._server.shutdown()
-            self._server = None
-        if self._passes is not None:
-            self._passes.close()
-            self._passes = None
-        if self._sockets is not None:
-            self._sockets.remove()
-            self._sockets = None
-        if self._lock_file is not None:
-            self._lock_file.close()
-            self._lock_file = None
-
-
-class _Listening(NamedTuple):
-    """Where the pond is to listen beside its socket, if at a port, and by which certificate of the user's own, if any."""
-
-    host: str
-    port: int | None
-    own: Given | None
-
-
 def _given(host: str, port: int | None, certificate: AnyPath | None, key: AnyPath | None) -> Given | None:
     if not isinstance(host, str) or not host:
         raise BadOption(f"{host!r} is not an address to listen on", hint="for example 0.0.0.0", option="host")
@@ -397,21 +207,6 @@ def _given(host: str, port: int | None, certificate: AnyPath | None, key: AnyPat
     if port is None:
         raise BadOption("a certificate is for a port to listen on", hint="give port=", option="certificate")
     return Given(*given(os.fspath(certificate), os.fspath(key)))
-
-
-def _reached_from_elsewhere(address: str) -> str:
-    """What other machines call it: a gate that listens everywhere is known by this machine's name."""
-    host, _, port = address.rpartition(":")
-    return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]") else address  # noqa: S104 - not bound here
-
-
-def _joining(root: str) -> str:
-    """How another process of the same user joins the pond that is open."""
-    sockets = os.path.join(root, private.SOCKETS)
-    if not os.path.exists(os.path.join(sockets, POND)):
-        return "mp.connect(address, token)"
-    address = f"{SCHEME}{sockets}/{POND}"
-    return f"mp.connect({address!r}, token=open({os.path.join(root, 'token')!r}).read())"
 
 
 def _check_count(option: str, value: int, low: int, high: int, hint: str = "") -> None:
@@ -446,90 +241,3 @@ def _check_seconds(option: str, value: float) -> None:
             hint=f"for example {option}={CODE_SECONDS}, or math.inf for no limit",
             option=option,
         )
-
-
-def _checked_root(root: object) -> str:
-    path = os.fspath(root) if isinstance(root, str | os.PathLike) else root
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise _bad_root(repr(root), "it is not a path")
-    return os.path.abspath(path)
-
-
-def _own_root(path: str, trust: Trust = "all") -> str:
-    """The root without links, made if need be: this user's alone, with all that is in it. Nothing was read of it yet."""
-    try:
-        root = private.real_path(path, make=True)
-    except OSError as error:
-        raise _unusable(path, error) from None
-    try:
-        private.check_directory(root)
-        private.check_inside(root)
-    except OSError as error:
-        if isinstance(error, NotPrivate) and _is_for_something_else(root):
-            # What would make a root of it is no good to what is there.
-            hint = f"give a directory of its own, for example {private.quoted(os.path.join(root, 'pond'))}"
-            raise _bad_root(path, error.message, hint) from None
-        if isinstance(error, NotPrivate) and error.owner and trust == "all":
-            why = f"{error.message}; rules and transactions in it are code, which would run as you"
-            # Whoever made it knows its token.
-            command = f"{error.hint} && rm -f {private.quoted(os.path.join(root, 'token'))}"
-            raise _bad_root(
-                path, why, f"only if you trust {error.owner}, and they do not have it open: {command}"
-            ) from None
-        raise _unusable(path, error) from None
-    return root
-
-
-def _is_for_something_else(root: str) -> bool:
-    """Whether it holds anything, but nothing of a pond's; or is one for all users, as /tmp is."""
-    try:
-        names = os.listdir(root)
-        shared = os.lstat(root).st_mode & stat.S_ISVTX
-    except OSError:
-        return False
-    return bool(names) and bool(shared or not any(re.match(_OF_A_POND, name) for name in names))
-
-
-def _unusable(root: str, error: OSError) -> BadRoot:
-    if isinstance(error, NotPrivate):
-        return _bad_root(root, error.message, error.hint)
-    where = error.filename
-    named = f"{private.shown(where)}: " if isinstance(where, str) and where != root else ""
-    return _bad_root(root, f"{named}{error.strerror or error}")
-
-
-def _bad_root(root: str, why: str, hint: str = "give a directory that this user may write to") -> BadRoot:
-    return BadRoot(f"{private.shown(root)} cannot hold a pond: {why}", hint=hint, root=root)
-
-
-def _token(root: str, renewed: bool = False) -> str:
-    """The pond's token, made once, or anew: readable by its owner alone, and written nowhere else."""
-    path = os.path.join(root, "token")
-    try:
-        if renewed:
-            raise FileNotFoundError
-        token = private.read_text(path).removesuffix("\n")
-    except FileNotFoundError:
-        token = secrets.token_urlsafe(32)
-        private.write_text(path, f"{token}\n")
-    if not re.fullmatch(r"[A-Za-z0-9_-]{43}", token):
-        raise _bad_root(root, f"{path} holds no token of a pond", hint=f"rm {private.quoted(path)}")
-    return token
-
-
-def _await_orphans(root: str) -> None:
-    """Waits until the containers of an opener that was killed have ended, so that no one else writes here."""
-    deadline = time.monotonic() + ORPHANS_TIMEOUT_S
-    with private.append_to(os.path.join(root, "containers.lock")) as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise PondInUse(
-                        f"containers of an earlier opening of {root} are still running",
-                        hint="end them, then open the pond again",
-                        root=root,
-                    ) from None
-                time.sleep(0.02)

@@ -76,11 +76,6 @@ def describe(data_header: bytes | memoryview) -> Description:
     return Description(kind, body_bytes, batch is not None and batch.has(_COMPRESSION))
 
 
-def is_compressed(data_header: bytes | memoryview) -> bool:
-    """Whether the body of a message may be larger than it is sent."""
-    return describe(data_header).compressed
-
-
 def _check_schema(schema: _Table, texts: _Texts) -> None:
     """BadMessage if Arrow would make much more of it than it is."""
     if schema.number(_ENDIANNESS, _SHORT):
