@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import millpond as mp
 from millpond.container.layout import incarnation_of, is_directory, term_of_snapshot
 from millpond.coordinator import placement
 from millpond.coordinator.journal import Journal
+from millpond.coordinator.migrations import PAUSES_S
 from millpond.durable.crashpoints import armed
 from millpond.errors import CorruptFile, MillpondError, Unavailable
 from millpond.testing import LossyFiles, Oracle
@@ -435,6 +436,36 @@ def test_slices_move_while_updates_go_on() -> None:
     scene.upkeep()
     scene.lose(0)
     scene.check()
+
+
+@pytest.mark.parametrize("backups", [0, 1])
+def test_what_was_copied_for_a_move_stays_while_it_waits_for_long_epochs(backups: int) -> None:
+    scene = Scene(LossyFiles(), backups=backups)
+    scene.epoch()
+    scene.upkeep()
+    commits, migrations = scene.coordinator._commits, scene.coordinator._migrations
+    paused_soon = commits.paused_soon
+    refusals = [False] * (len(PAUSES_S) + 2)
+
+    @contextmanager
+    def held_up(residents: Any, limit_s: float) -> Iterator[bool]:
+        """Epochs run, for longer than anybody waits, and upkeep goes on."""
+        scene.coordinator.maintain()
+        with paused_soon(residents, limit_s) as is_paused:
+            yield refusals.pop() if refusals else is_paused
+
+    commits.paused_soon = held_up
+    number = scene.record.slices_of(0)[0]
+    target = next(c for c in (1, 2) if c not in scene.holders()[number])
+    copied = migrations.copied
+    [ticket] = scene.coordinator.elasticity.move([number], target)
+    assert (ticket.stage, scene.record.owners[number]) == ("moved", target)
+    assert ticket.tries == 1
+    assert migrations.copied == copied + 1
+    commits.paused_soon = paused_soon
+    scene.check()
+    scene.upkeep()
+    assert len(scene.holders()[number]) == backups
 
 
 def test_who_gave_slices_away_holds_a_backup_of_them() -> None:
