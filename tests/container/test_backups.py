@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.container.layout import incarnation_of, is_directory, term_of_snapshot
+from millpond.container.layout import MANIFEST, incarnation_of, is_directory, term_of_snapshot
 from millpond.coordinator import placement
 from millpond.coordinator.journal import Journal
 from millpond.coordinator.migrations import PAUSES_S
@@ -352,6 +352,52 @@ def test_without_backups_a_lost_disk_is_an_error_that_names_what_is_missing() ->
     with pytest.raises(CorruptFile) as raised:
         scene.reopened(lost=0)
     assert raised.value.hint
+
+
+@pytest.mark.parametrize("what", ["manifests", "records", "snapshots"])
+def test_what_is_left_of_a_disk_of_which_a_part_is_lost_does_not_stand_in_the_way_of_backups(
+    what: str,
+) -> None:
+    """Somebody began to remove a container's files, and all ended: the others have what is lost."""
+    scene = made(checkpoint=True)
+    files = after(scene.files)
+    lost = 0
+    for place in ("containers", "snapshots"):
+        for directory in files.list(f"{ROOT}/{place}"):
+            path = f"{ROOT}/{place}/{directory}"
+            for name in files.list(path):
+                kind = place if place == "snapshots" else "manifests" if name == MANIFEST else "records"
+                term = term_of_snapshot(name) if kind == "snapshots" else incarnation_of(directory)[1]
+                if kind == what and term in scene.terms(0):
+                    files.remove(f"{path}/{name}")
+                    lost += 1
+            files.sync_dir(path)
+    assert lost
+    again = Scene(files, scene.containers, scene.backups, scene.model)
+    again.check()
+    again.epoch()
+    again.upkeep()
+    again.check()
+    again.reopened(lost=1).check()
+
+
+def test_a_file_that_no_backup_makes_up_for_is_an_error_and_all_stays_as_it_was() -> None:
+    scene = made(2)
+    files = after(scene.files)
+    directories = [name for name in files.list(f"{ROOT}/containers") if is_directory(name)]
+    names = {
+        f"{ROOT}/containers/{d}/{name}" for d in directories for name in files.list(f"{ROOT}/containers/{d}")
+    }
+    kept = {path: files.read(path) for path in names if not path.endswith(MANIFEST)}
+    for path in kept:
+        files.remove(path)
+    with pytest.raises(CorruptFile, match="missing"):
+        Scene(files, scene.containers, scene.backups, scene.model)
+    for path, content in kept.items():
+        files.write(path, [content])
+        files.sync(path)
+    again = Scene(files, scene.containers, scene.backups, scene.model)
+    again.check()
 
 
 def test_a_slice_whose_record_still_waits_for_another_does_not_forget_it() -> None:
