@@ -52,7 +52,7 @@ class Members:
     @property
     def serving(self) -> dict[int, Term]:
         """The incarnations that serve."""
-        return {container: member.term for container, member in self.members.items() if member.serving}
+        return {container: member.term for container, member in list(self.members.items()) if member.serving}
 
     def term_of(self, container: int) -> Term:
         """Of the incarnation that serves, or that served last; of one that left, of none."""

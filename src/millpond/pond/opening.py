@@ -317,9 +317,10 @@ class _EmbeddedPond:
         while not self._closing.wait(UPKEEP_S):
             coordinator, passes = self._coordinator, self._passes
             if coordinator is not None and passes is not None:
-                with suppress(MillpondError, OSError):
+                # RuntimeError, too: where no thread can be started, say, it is tried again.
+                with suppress(MillpondError, OSError, RuntimeError):
                     coordinator.maintain()
-                with suppress(MillpondError, OSError):
+                with suppress(MillpondError, OSError, RuntimeError):
                     passes.maintain(coordinator.tell)
 
     def revoke(self) -> None:
