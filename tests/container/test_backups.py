@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.container.layout import incarnation_of, is_directory, term_of_snapshot
+from millpond.container.layout import MANIFEST, incarnation_of, is_directory, term_of_snapshot
 from millpond.coordinator.journal import Journal
+from millpond.coordinator.migrations import PAUSES_S
 from millpond.durable.crashpoints import armed
 from millpond.errors import CorruptFile, MillpondError, Unavailable
 from millpond.testing import LossyFiles, Oracle
@@ -352,6 +353,52 @@ def test_without_backups_a_lost_disk_is_an_error_that_names_what_is_missing() ->
     assert raised.value.hint
 
 
+@pytest.mark.parametrize("what", ["manifests", "records", "snapshots"])
+def test_what_is_left_of_a_disk_of_which_a_part_is_lost_does_not_stand_in_the_way_of_backups(
+    what: str,
+) -> None:
+    """Somebody began to remove a container's files, and all ended: the others have what is lost."""
+    scene = made(checkpoint=True)
+    files = after(scene.files)
+    lost = 0
+    for place in ("containers", "snapshots"):
+        for directory in files.list(f"{ROOT}/{place}"):
+            path = f"{ROOT}/{place}/{directory}"
+            for name in files.list(path):
+                kind = place if place == "snapshots" else "manifests" if name == MANIFEST else "records"
+                term = term_of_snapshot(name) if kind == "snapshots" else incarnation_of(directory)[1]
+                if kind == what and term in scene.terms(0):
+                    files.remove(f"{path}/{name}")
+                    lost += 1
+            files.sync_dir(path)
+    assert lost
+    again = Scene(files, scene.containers, scene.backups, scene.model)
+    again.check()
+    again.epoch()
+    again.upkeep()
+    again.check()
+    again.reopened(lost=1).check()
+
+
+def test_a_file_that_no_backup_makes_up_for_is_an_error_and_all_stays_as_it_was() -> None:
+    scene = made(2)
+    files = after(scene.files)
+    directories = [name for name in files.list(f"{ROOT}/containers") if is_directory(name)]
+    names = {
+        f"{ROOT}/containers/{d}/{name}" for d in directories for name in files.list(f"{ROOT}/containers/{d}")
+    }
+    kept = {path: files.read(path) for path in names if not path.endswith(MANIFEST)}
+    for path in kept:
+        files.remove(path)
+    with pytest.raises(CorruptFile, match="missing"):
+        Scene(files, scene.containers, scene.backups, scene.model)
+    for path, content in kept.items():
+        files.write(path, [content])
+        files.sync(path)
+    again = Scene(files, scene.containers, scene.backups, scene.model)
+    again.check()
+
+
 def test_a_slice_whose_record_still_waits_for_another_does_not_forget_it() -> None:
     """A record is about a slice that is whole and one whose copy has not come: promoted, the first rests on it."""
     scene = made(2, epochs=1)
@@ -434,6 +481,36 @@ def test_slices_move_while_updates_go_on() -> None:
     scene.upkeep()
     scene.lose(0)
     scene.check()
+
+
+@pytest.mark.parametrize("backups", [0, 1])
+def test_what_was_copied_for_a_move_stays_while_it_waits_for_long_epochs(backups: int) -> None:
+    scene = Scene(LossyFiles(), backups=backups)
+    scene.epoch()
+    scene.upkeep()
+    commits, migrations = scene.coordinator._commits, scene.coordinator._migrations
+    paused_soon = commits.paused_soon
+    refusals = [False] * (len(PAUSES_S) + 2)
+
+    @contextmanager
+    def held_up(residents: Any, limit_s: float) -> Iterator[bool]:
+        """Epochs run, for longer than anybody waits, and upkeep goes on."""
+        scene.coordinator.maintain()
+        with paused_soon(residents, limit_s) as is_paused:
+            yield refusals.pop() if refusals else is_paused
+
+    commits.paused_soon = held_up
+    number = scene.record.slices_of(0)[0]
+    target = next(c for c in (1, 2) if c not in scene.holders()[number])
+    copied = migrations.copied
+    [ticket] = scene.coordinator.elasticity.move([number], target)
+    assert (ticket.stage, scene.record.owners[number]) == ("moved", target)
+    assert ticket.tries == 1
+    assert migrations.copied == copied + 1
+    commits.paused_soon = paused_soon
+    scene.check()
+    scene.upkeep()
+    assert len(scene.holders()[number]) == backups
 
 
 def test_who_gave_slices_away_holds_a_backup_of_them() -> None:

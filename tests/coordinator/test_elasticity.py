@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from millpond.errors import BadOption, MillpondError, NoTaskSlots, Unavailable
 from millpond.runtime import Serial
 from millpond.wire.base import SliceId
 
+_NONE: Mapping[SliceId, int] = MappingProxyType({})
 AWAY = Unavailable("away", address="")
 
 
@@ -66,6 +67,7 @@ class Pond:
         self.hindrance: Callable[[str], None] = lambda stage: None
         self.backups: dict[int, list[int]] = {}
         self.replicated = 0
+        self.bound: dict[SliceId, int] = {}
         self.removed: list[int] = []
         self.added: list[int] = []
         self.room = 9
@@ -92,8 +94,11 @@ class Pond:
         self.memory.record = placement.placed(self.memory.record, after)
         self.moved.append((source, target, list(slices)))
 
-    def replicate(self, wanted: int, leaving: Collection[int] = ()) -> bool:
+    def replicate(
+        self, wanted: int, leaving: Collection[int] = (), bound: Mapping[SliceId, int] = _NONE
+    ) -> bool:
         self.replicated += 1
+        self.bound = dict(bound)
         self.backups = {n: [c for c in held if c not in leaving] for n, held in self.backups.items()}
         return False
 
@@ -459,7 +464,7 @@ def test_one_that_gets_slices_again_does_not_go() -> None:
     pond = Pond((0, 0, 1, 1, 2, 2), (0, 1, 2))
     replicate = pond.replicate
 
-    def give_back(wanted: int, leaving: Collection[int] = ()) -> bool:
+    def give_back(wanted: int, leaving: Collection[int] = (), bound: Mapping[SliceId, int] = _NONE) -> bool:
         pond.memory.record = placement.placed(pond.memory.record, (2, 0, 0, 1, 1, 1))
         return replicate(wanted)
 
@@ -469,6 +474,19 @@ def test_one_that_gets_slices_again_does_not_go() -> None:
     assert error is not None
     assert "has got slices again" in error.message
     assert pond.removed == []
+
+
+def test_what_moves_have_copied_stays_until_they_are_over() -> None:
+    pond = Pond(later=True)
+    pond.elasticity.move(numbers(1, 2), to=2)
+    cancelled, *_ = pond.elasticity.move(numbers(3), to=2)
+    pond.elasticity.cancel([cancelled.id])
+    pond.elasticity.replicate()
+    assert pond.bound == {1: 2, 2: 2}
+    assert isinstance(pond.runtime, Later)
+    pond.runtime.run()
+    pond.elasticity.replicate()
+    assert pond.bound == {}
 
 
 # Requests that meet, and what a target has room for

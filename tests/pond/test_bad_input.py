@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -746,3 +747,55 @@ def test_messages_name_what_they_are_about(scene: Scene) -> None:
         scene.op(NEXT.drop_columns("v"), 1)
     assert "'v'" in missing.value.message
     assert "k, t" in missing.value.hint
+
+
+# Elasticity
+
+
+@pytest.mark.parametrize("slices", [None, 1.0, [None], ["0"], "ab", [-1], [1 << 70], [True], True, [99]])
+def test_slices_that_are_none(scene: Scene, slices: Any) -> None:
+    with pytest.raises(BadOption) as raised:
+        scene.pond.move(slices, to=0)
+    assert raised.value.option == "slices"
+
+
+@pytest.mark.parametrize("to", [None, "0", 0.0, True, -1, 1 << 70, 99])
+def test_a_container_that_is_none(scene: Scene, to: Any) -> None:
+    with pytest.raises(BadOption) as raised:
+        scene.pond.move([0], to=to)
+    assert raised.value.option == "to"
+
+
+def test_numbers_of_other_types_are_numbers(scene: Scene) -> None:
+    owner = scene.pond.placement()[0]
+    assert scene.pond.move(np.arange(1), to=np.int64(owner)) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [None, "0", -1, 1 << 70, True])
+def test_a_slice_that_is_none_has_no_figures(scene: Scene, number: Any) -> None:
+    with pytest.raises(BadOption):
+        scene.pond.slice_metrics(number)
+
+
+@pytest.mark.parametrize(
+    ("containers", "more"),
+    [
+        (3, {}),
+        ((1,), {}),
+        ((1, 2, 3), {}),
+        ("12", {}),
+        ((0, 1), {}),
+        ((2, 1), {}),
+        ((1, None), {}),
+        ((1, 2), {"busy": 0.5}),
+        ((1, 2), {"busy": ("a", "b")}),
+        ((1, 2), {"busy": (float("nan"), 1)}),
+        ((1, 2), {"hold": float("nan")}),
+        ((1, 2), {"hold": float("inf")}),
+        ((1, 2), {"hold": 0}),
+    ],
+)
+def test_limits_that_are_none(scene: Scene, containers: Any, more: dict[str, Any]) -> None:
+    with pytest.raises(BadOption) as raised:
+        scene.pond.autoscale(containers, **more)
+    assert raised.value.option == "containers"

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+import millpond as mp
 from millpond.coordinator import hosting
 from millpond.coordinator.hosting import Embedded
 from millpond.coordinator.passes import Passes
+from millpond.coordinator.service import CoordinatorService
 from millpond.errors import ContainerFailed
 from millpond.wire.base import Term
 from millpond.wire.sockets import SocketDirectory
@@ -114,3 +116,20 @@ def test_several_that_do_not_listen_are_ended_at_once(
     embedded.stop()
     assert time.monotonic() - started < 2.8
     assert all(map(is_gone, pids))
+
+
+def test_upkeep_goes_on_after_a_thread_could_not_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[float] = []
+
+    def no_thread(_coordinator: CoordinatorService) -> None:
+        calls.append(time.monotonic())
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(CoordinatorService, "maintain", no_thread)
+    with mp.open(tmp_path / "pond", threads=1):
+        deadline = time.monotonic() + 30
+        while len(calls) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert len(calls) >= 2

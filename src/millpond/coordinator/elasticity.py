@@ -438,8 +438,14 @@ class Elasticity:
                     raise Unavailable(f"container {container} has got slices again", address="")
                 if not any(container in holders for holders in self._backing.held().values()):
                     break
-                self._migrations.replicate(self._migrations.wanted, scaling.leaving)
+                self.replicate()
                 self._runtime.sleep(0.05)
+
+    def replicate(self) -> None:
+        """One step towards the backups that slices should have. What moves have copied so far stays until they are over."""
+        with self._lock:
+            bound = {number: ticket.target for ticket in self._wanted() for number in ticket.slices}
+        self._migrations.replicate(self._migrations.wanted, self.leaving, bound)
 
     def _leave(self, container: int) -> None:
         """Ends a container for good, unless it has slices."""

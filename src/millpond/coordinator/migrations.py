@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 
 from millpond.container.layout import backup_directory_name
 from millpond.coordinator import copies, placement
@@ -227,15 +228,20 @@ class Migrations:
 
     # Backups that are wanted
 
-    def replicate(self, wanted: int, leaving: Collection[int] = ()) -> bool:
+    def replicate(
+        self,
+        wanted: int,
+        leaving: Collection[int] = (),
+        bound: Mapping[SliceId, int] = MappingProxyType({}),
+    ) -> bool:
         """One step: a copy that is missing is made, or what is too much is let go. False when there was nothing to do.
 
-        Those that are `leaving` hold none in the end.
+        Those that are `leaving` hold none in the end. Slices that are `bound` for a container need what it holds of them.
         """
         with self._replicating:
-            return self._replicate(wanted, leaving)
+            return self._replicate(wanted, leaving, bound)
 
-    def _replicate(self, wanted: int, leaving: Collection[int]) -> bool:
+    def _replicate(self, wanted: int, leaving: Collection[int], bound: Mapping[SliceId, int]) -> bool:
         record = self._memory.record
         live = {c: each for c, each in self._containers.live.items() if c not in leaving}
         held = self._backing.held()
@@ -250,7 +256,7 @@ class Migrations:
                 if owner in self._containers.live:
                     missing.setdefault((owner, container), []).append(number)
             if not lacking:
-                for container in set(held[number]).difference(containers):
+                for container in set(held[number]).difference([*containers, bound.get(number)]):
                     surplus.setdefault(container, []).append(number)
         for container, slices in surplus.items():
             self._let_go(container, slices)

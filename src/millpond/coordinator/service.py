@@ -240,7 +240,7 @@ class CoordinatorService:
             return
         try:
             if self._runtime.now() >= self._replicate_at_s and self._open:
-                self._migrations.replicate(self._migrations.wanted, self.elasticity.leaving)
+                self.elasticity.replicate()
         except (MillpondError, OSError):
             self._replicate_at_s = self._runtime.now() + REPLICATE_PAUSE_S
         finally:

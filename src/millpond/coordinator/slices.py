@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,6 +28,7 @@ from millpond.wire.base import LONG_CALL_S, Call, SliceId, Term
 from millpond.wire.connection import Connection, Dialer
 from millpond.wire.house import Adopt, Assign, Confirm, ContainerInfo, Placement, Release
 
+_log = logging.getLogger("millpond")
 SWITCH_S_MAX = 5.0
 """While slices change places, their residents' epochs wait: no longer than this."""
 REBUILT_S = 60.0
@@ -88,15 +91,7 @@ class Slices:
         slices = record.slices_of(container)
         residents = list(known.values())
         connection.call(Assign(term, container, record.slices, residents, self.threads, self.landmark))
-        connection.call(
-            Adopt(
-                self.order(),
-                dict(placement.directories_of(record, slices)),
-                record.decided(),
-                careful,
-                _epochs(record),
-            )
-        )
+        self._have_rebuilt(connection, record, slices, careful)
         while True:
             with self._memory.lock:
                 now = self._memory.record
@@ -115,6 +110,48 @@ class Slices:
                 connection.call(Release(self.order(), [number for number in slices if number not in mine]))
                 slices = mine
         connection.call(Confirm(self.order(), slices))
+
+    def _have_rebuilt(
+        self, connection: Connection, record: PondRecord, slices: Sequence[SliceId], careful: Term
+    ) -> None:
+        """Has a container that comes up rebuild its slices; those of which files are damaged, from a backup's.
+
+        The journal need not know: what they rest on is entered when the container has them.
+        """
+
+        def adopt(directories: Mapping[SliceId, str]) -> None:
+            connection.call(
+                Adopt(self.order(), dict(directories), record.decided(), careful, _epochs(record))
+            )
+
+        own = placement.directories_of(record, slices)
+        try:
+            adopt(own)
+        except CorruptFile:
+            present = sorted(set(record.backups).intersection(self._present()))
+            others = {number: [d for d in present if number in record.backups[d]] for number in slices}
+            if not any(others.values()):
+                raise
+        else:
+            return
+        # One by one: each as far as its own files, or a backup's, are whole.
+        for number in slices:
+            try:
+                adopt({number: own[number]})
+            except CorruptFile as error:
+                if not self._adopts_any([{number: directory} for directory in others[number]], adopt):
+                    raise
+                _log.warning("slice %d was rebuilt from a backup: %s", number, error.message)
+
+    @staticmethod
+    def _adopts_any(
+        choices: Sequence[Mapping[SliceId, str]], adopt: Callable[[Mapping[SliceId, str]], None]
+    ) -> bool:
+        for directories in choices:
+            with suppress(CorruptFile):
+                adopt(directories)
+                return True
+        return False
 
     def _rest_on_backups(self) -> None:
         """Slices whose owner does not serve, and whose files are lost, rest on those of their backups."""

@@ -25,7 +25,7 @@ from millpond.errors import BadOption, UnknownResident, unknown_state, unknown_t
 from millpond.ops.flow import Flow
 from millpond.ops.transactions import Transactions
 from millpond.pond.figures import Metrics, as_metrics, exposition
-from millpond.pond.scaling import await_moves, check_at_least_one, slice_ids
+from millpond.pond.scaling import autoscale_limits, await_moves, check_at_least_one, container_id, slice_ids
 from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
 from millpond.schema import check_key_types, format_ddl, parse_ddl
@@ -233,7 +233,7 @@ class Pond:
 
         Interrupted, it goes on by itself; `cancel_moves` ends it. `progress` shows a bar, by default on a terminal.
         """
-        asked = self._client.call(MoveSlices(slice_ids(slices), to))
+        asked = self._client.call(MoveSlices(slice_ids(slices), container_id(to)))
         return await_moves(self._client, asked, "moving slices", progress)
 
     def scale(
@@ -282,17 +282,8 @@ class Pond:
         if containers is None:
             self._client.call(Autoscale())
             return
-        low, high = containers
-        check_at_least_one("containers", low)
-        check_at_least_one("containers", high)
         hold_s = float(hold) if isinstance(hold, int | float) else parse_duration(hold) / 1e6
-        if low > high or not 0 <= busy[0] < busy[1] <= 1 or hold_s <= 0:
-            raise BadOption(
-                f"containers={containers!r}, busy={busy!r} and hold={hold!r} are no limits",
-                hint='for example containers=(1, 8), busy=(0.2, 0.75), hold="30 seconds"',
-                option="containers",
-            )
-        self._client.call(Autoscale(low, high, *busy, hold_s))
+        self._client.call(Autoscale(*autoscale_limits(containers, busy, hold_s), hold_s))
 
     def moves(self) -> list[MoveInfo]:
         """Moves of slices that are under way, and the last that are over: from where to where, how far, how long still."""
@@ -315,7 +306,8 @@ class Pond:
 
     def slice_metrics(self, number: int) -> dict[str, dict[str, float]]:
         """What one slice holds and has done, by the name of the State or group."""
-        return self._client.call(AskSlice(number)).residents
+        [slice_id] = slice_ids([number])
+        return self._client.call(AskSlice(slice_id)).residents
 
     def revoke(self) -> None:
         """Issues `client.pem` and `client.read.pem` under the root anew, where the pond is reached by TLS.

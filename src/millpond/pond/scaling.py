@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import SupportsIndex
 
 from millpond.client.client import Client
 from millpond.errors import BadOption, Unavailable
@@ -76,13 +78,44 @@ def _is_shown(progress: bool | None) -> bool:
 
 def slice_ids(slices: int | Collection[int]) -> list[SliceId]:
     """As a user gives them: one, or several."""
-    given = [slices] if isinstance(slices, int) else list(slices)
-    for number in given:
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise BadOption(
-                f"{number!r} is no slice", hint="slices are whole numbers from 0 on", option="slices"
-            )
-    return [SliceId(number) for number in given]
+    if not isinstance(slices, int | Iterable):
+        raise BadOption(f"{slices!r} are no slices", hint="give one number, or several", option="slices")
+    several = [slices] if isinstance(slices, int) else slices
+    return [SliceId(_number(each, "slice", "slices")) for each in several]
+
+
+def container_id(container: int) -> int:
+    """As a user gives it."""
+    return _number(container, "container", "to")
+
+
+def _number(value: object, what: str, option: str) -> int:
+    """A whole number of any type, numpy's included; it names a slice or a container."""
+    number = value.__index__() if isinstance(value, SupportsIndex) and not isinstance(value, bool) else -1
+    if not 0 <= number < 1 << 31:
+        raise BadOption(f"{value!r} is no {what}", hint=f"{what}s are whole numbers from 0 on", option=option)
+    return number
+
+
+def autoscale_limits(
+    containers: Sequence[int], busy: Sequence[float], hold_s: float
+) -> tuple[int, int, float, float]:
+    """As a user gives them: the least and the most containers, and how busy they are to be."""
+    try:
+        (low, high), (idle, full) = containers, busy
+        check_at_least_one("containers", low)
+        check_at_least_one("containers", high)
+        if low <= high and 0 <= idle < full <= 1 and 0 < hold_s < math.inf:
+            return low, high, float(idle), float(full)
+    except BadOption:
+        raise
+    except (TypeError, ValueError):
+        pass  # they are not two numbers each
+    raise BadOption(
+        f"containers={containers!r}, busy={busy!r} and hold={hold_s:g} s are no limits",
+        hint='for example containers=(1, 8), busy=(0.2, 0.75), hold="30 seconds"',
+        option="containers",
+    )
 
 
 def check_at_least_one(option: str, value: int | None) -> None:
