@@ -68,6 +68,8 @@ class Migrations:
         self._copying: Locks[int] = Locks(runtime)
         self._admitting = runtime.lock()
         self._copies = 0
+        self._destinations: list[tuple[int, frozenset[SliceId]]] = []
+        """Of each move under way the target and its slices: what it holds of them is not too much."""
         self._runtime = runtime
 
     # Copies
@@ -178,7 +180,14 @@ class Migrations:
 
         The caller sees to it that the source serves them. Raises what hindered it.
         """
-        watch = watch or Watch()
+        destination = target, frozenset(slices)
+        self._destinations.append(destination)
+        try:
+            self._move(source, target, slices, watch or Watch())
+        finally:
+            self._destinations.remove(destination)
+
+    def _move(self, source: int, target: int, slices: Sequence[SliceId], watch: Watch) -> None:
         # Who may serve what the journal does not know of begins anew first.
         self._slices.call_home()
         held = self._backing.held()
@@ -249,6 +258,7 @@ class Migrations:
         held = self._backing.held()
         hosts = {container: each.host.host for container, each in live.items()}
         want = wanted_backups(record, live, hosts, wanted, held)
+        destinations = list(self._destinations)
         missing: dict[tuple[int, int], list[SliceId]] = {}
         surplus: dict[int, list[SliceId]] = {}
         for number, containers in want.items():
@@ -258,7 +268,8 @@ class Migrations:
                 if owner in self._containers.live:
                     missing.setdefault((owner, container), []).append(number)
             if not lacking:
-                for container in set(held[number]).difference(containers):
+                awaited = {target for target, moved in destinations if number in moved}
+                for container in set(held[number]).difference(containers, awaited):
                     surplus.setdefault(container, []).append(number)
         for container, slices in surplus.items():
             self._let_go(container, slices)
