@@ -271,7 +271,14 @@ def test_serve_can_be_ended_while_it_opens(run: Any, module: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "options", [["--containers", "0"], ["--slices", "65536"], ["--slices", "0"], ["--port", "70000"]]
+    "options",
+    [
+        ["--containers", "0"],
+        ["--slices", "65536"],
+        ["--slices", "0"],
+        ["--port", "70000"],
+        ["--backups", "17"],
+    ],
 )
 def test_serve_refuses_numbers_out_of_range(run: Any, tmp_path: Path, options: list[str]) -> None:
     ended = run("serve", "--root", str(tmp_path / "pond"), *options)
@@ -286,11 +293,12 @@ def test_serve_refuses_numbers_out_of_range(run: Any, tmp_path: Path, options: l
 )
 def test_serve_passes_its_limits_on(run: Any, module: Any, tmp_path: Path, text: str, size: int) -> None:
     def open_pond(root: Path, **options: Any) -> Any:
-        raise MillpondError(f"limits {options['memory']} and {options['code_seconds']}")
+        limits = f"limits {options['memory']} and {options['code_seconds']}"
+        raise MillpondError(f"{limits}, {options['backups']} backups")
 
     module("millpond.pond", open_pond=open_pond)
-    ended = run("serve", "--root", str(tmp_path), "--memory", text, "--code-seconds", "2.5")
-    assert f"limits {size} and 2.5" in ended.err
+    ended = run("serve", "--root", str(tmp_path), "--memory", text, "--code-seconds", "2.5", "--backups", "1")
+    assert f"limits {size} and 2.5, 1 backups" in ended.err
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1g", "1.5g", "2x", "1e9"])

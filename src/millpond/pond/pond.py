@@ -282,6 +282,12 @@ class Pond:
         if containers is None:
             self._client.call(Autoscale())
             return
+        if not isinstance(containers, tuple | list) or len(containers) != 2:
+            raise BadOption(
+                f"containers={containers!r} is not the fewest and the most that there may be",
+                hint="for example pond.autoscale(containers=(1, 8)); None ends it, pond.scale(containers=3) sets a number",
+                option="containers",
+            )
         low, high = containers
         check_at_least_one("containers", low)
         check_at_least_one("containers", high)
