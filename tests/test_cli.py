@@ -199,7 +199,7 @@ def test_serve_says_where_it_is_and_ends_cleanly(
 
     module("millpond.pond", open_pond=open_pond)
     trusting = () if trust == "all" else ("--trust", trust)
-    sizes = ("--containers", "2", "--threads", "3", "--port", "4100")
+    sizes = ("--containers", "2", "--threads", "3", "--backups", "1", "--port", "4100")
     ended = run("serve", "--root", str(tmp_path), *sizes, *trusting)
     assert ended.code == 0, ended.err
     assert events == ["closed"]
@@ -208,6 +208,7 @@ def test_serve_says_where_it_is_and_ends_cleanly(
         "containers": 2,
         "threads": 3,
         "slices": 64,
+        "backups": 1,
         "host": "127.0.0.1",
         "port": 4100,
         "trust": trust,
@@ -271,7 +272,14 @@ def test_serve_can_be_ended_while_it_opens(run: Any, module: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "options", [["--containers", "0"], ["--slices", "65536"], ["--slices", "0"], ["--port", "70000"]]
+    "options",
+    [
+        ["--containers", "0"],
+        ["--slices", "65536"],
+        ["--slices", "0"],
+        ["--port", "70000"],
+        ["--backups", "17"],
+    ],
 )
 def test_serve_refuses_numbers_out_of_range(run: Any, tmp_path: Path, options: list[str]) -> None:
     ended = run("serve", "--root", str(tmp_path / "pond"), *options)
@@ -286,11 +294,12 @@ def test_serve_refuses_numbers_out_of_range(run: Any, tmp_path: Path, options: l
 )
 def test_serve_passes_its_limits_on(run: Any, module: Any, tmp_path: Path, text: str, size: int) -> None:
     def open_pond(root: Path, **options: Any) -> Any:
-        raise MillpondError(f"limits {options['memory']} and {options['code_seconds']}")
+        limits = f"limits {options['memory']} and {options['code_seconds']}"
+        raise MillpondError(f"{limits}, {options['backups']} backups")
 
     module("millpond.pond", open_pond=open_pond)
-    ended = run("serve", "--root", str(tmp_path), "--memory", text, "--code-seconds", "2.5")
-    assert f"limits {size} and 2.5" in ended.err
+    ended = run("serve", "--root", str(tmp_path), "--memory", text, "--code-seconds", "2.5", "--backups", "1")
+    assert f"limits {size} and 2.5, 1 backups" in ended.err
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1g", "1.5g", "2x", "1e9"])

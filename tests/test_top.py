@@ -449,6 +449,8 @@ def test_ways_to_a_pond(pond: tuple[mp.Pond, Path], tmp_path: Path) -> None:
         assert len(joined.metrics()["slices"]) == 8
     with pytest.raises(BadOption, match="a token is needed"):
         way_to(opened.address)
+    with pytest.raises(BadOption, match="neither a directory here nor an address"):
+        way_to("nowhere")
     with pytest.raises(BadOption, match="cannot be read: No such file"):
         way_to(opened.address, tmp_path / "none")
     with pytest.raises(Unavailable, match="no pond is open"):

@@ -95,6 +95,9 @@ def serve(
     slices: Annotated[
         int, typer.Option(min=1, max=65_535, help="Slices of a new pond; fixed from then on.")
     ] = 64,
+    backups: Annotated[
+        int, typer.Option(min=0, max=16, help="How many other containers hold a copy of each slice.")
+    ] = 0,
     host: Annotated[
         str,
         typer.Option(help="The address to listen on; by TLS if it is not loopback, as 0.0.0.0 for all."),
@@ -146,6 +149,7 @@ def serve(
         containers=containers,
         threads=threads,
         slices=slices,
+        backups=backups,
         host=host,
         port=port,
         trust=trust,

@@ -19,6 +19,7 @@ from millpond.coordinator.journal import Journal
 from millpond.coordinator.migrations import PAUSES_S
 from millpond.durable.crashpoints import armed
 from millpond.errors import CorruptFile, MillpondError, Unavailable
+from millpond.runtime import Serial
 from millpond.testing import LossyFiles, Oracle
 from millpond.testing.local import LocalPond
 from millpond.wire.base import SliceId
@@ -450,7 +451,51 @@ def test_a_copy_whose_journal_entry_may_be_on_disk_is_no_backup() -> None:
     scene.check()
 
 
+def test_an_epoch_that_meets_a_container_whose_directory_is_gone_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the container's end, of which nobody has heard yet: nothing that the caller would have to mend."""
+    scene = made()
+    assert scene.lose_disk(0)
+    naps: list[float] = []
+
+    def notice(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 1:
+            scene.pond.hosting.kill(0)
+            scene.coordinator.recover(0)
+
+    monkeypatch.setattr(Serial, "sleep", lambda _, seconds: notice(seconds))
+    scene.epoch()
+    assert naps
+    scene.check()
+
+
 # Moves
+
+
+def test_what_a_move_has_copied_stays_until_it_is_switched() -> None:
+    """Backups are looked after all the time, and until the switch the target's copy is one too many."""
+    scene = made()
+    migrations = scene.coordinator._migrations
+    number = next(n for n, owner in enumerate(scene.record.owners) if owner == 0)
+    to = next(c for c in (1, 2) if c not in scene.holders()[SliceId(number)])
+    wait = migrations._catch_up
+    held: list[list[int]] = []
+
+    def catch_up(*given: Any) -> None:
+        scene.coordinator.maintain()
+        held.append(scene.holders()[SliceId(number)])
+        wait(*given)
+
+    migrations._catch_up = catch_up
+    scene.move(numbers(number), to)
+    assert len(held) == 1, "the first try"
+    assert to in held[0]
+    scene.upkeep()
+    assert len(scene.holders()[SliceId(number)]) == 1, "and then what is too much goes"
+    scene.epoch()
+    scene.check()
 
 
 def test_slices_move_while_updates_go_on() -> None:

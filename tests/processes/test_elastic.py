@@ -152,6 +152,11 @@ def test_moves_that_cannot_be_are_refused(scene: Scene) -> None:
         assert caught.value.option == "containers"
     with pytest.raises(BadOption):
         scene.pond.scale()
+    for bounds in (3, (1, 2, 3), (2, 1), (0, 1)):
+        with pytest.raises(BadOption) as caught:
+            scene.pond.autoscale(bounds)  # type: ignore[arg-type]
+        assert caught.value.option == "containers"
+        assert caught.value.hint
     assert scene.pond.placement() == before
     assert len(scene.pond.containers()) == 2
 

@@ -129,6 +129,7 @@ def test_slots_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoTaskSlots) as raised:
         Numbers("local[1]", 1).check_slots(1, threads=1)
     assert "embedded" in raised.value.hint
+    assert raised.value.hint.endswith("at least 1 more core")
 
 
 def test_few_slots_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,15 @@ from millpond.container.waiting import WaitingFiles
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
 from millpond.durable.landmark import check_root
-from millpond.errors import BackupLost, BadMessage, MillpondError, StageLost, Unavailable, not_trusted
+from millpond.errors import (
+    BackupLost,
+    BadMessage,
+    MillpondError,
+    StageLost,
+    Unavailable,
+    WriteFailed,
+    not_trusted,
+)
 from millpond.runtime import Locks, Runtime, Serial
 from millpond.wire.backups import (
     AskLag,
@@ -290,10 +298,14 @@ class ContainerService:
             else:
                 for step in steps:
                     step()
-        except BaseException:
+        except BaseException as error:
             for ready in made:
                 holding.undo(ready)
             self.core.refused(record, *logged)
+            if isinstance(error, WriteFailed) and not self._here.is_there():
+                # Not a disk that somebody has to make room on: the container is about to end for it.
+                what = f"container {self.core.container} has lost its directory: {error.message}"
+                raise StageLost(what, container=self.core.container) from error
             raise
         prepared = self.core.logged(logged[0], made[0])
         reach("acknowledge.before")

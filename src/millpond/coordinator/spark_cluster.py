@@ -120,11 +120,12 @@ class Cluster:
         others = slots.taken - own
         beside = f", beside {others} that containers of other ponds take" if others else ""
         fitting = max(0, (slots.total - others - 1) * containers // own)
-        fewer = f"open it with containers={fitting}" if fitting else 'open it with hosting="embedded"'
+        fewer = f"take containers={fitting}" if fitting else 'open it with hosting="embedded"'
+        lacking = slots.taken + 1 - slots.total
         return NoTaskSlots(
             f"Spark runs {slots.total} tasks at a time ({self.context.master}): {containers} containers take {a_container}"
             f" each for as long as the pond is open{twice}{beside}, which leaves {max(0, slots.left)} for queries",
-            hint=f"{fewer}, or give the application at least {slots.taken + 1 - slots.total} more cores",
+            hint=f"{fewer}, or give the application at least {lacking} more core{'s' * (lacking > 1)}",
             slots=slots.total,
             taken=slots.taken,
             left=slots.left,

@@ -41,6 +41,12 @@ def way_to(where: str, token_file: Path | None = None, certificate: Path | None 
                 address=address,
             )
         return Way(address, _token(token_file or Path(root) / TOKEN))
+    if not where.startswith(SCHEME) and ":" not in where:
+        raise BadOption(
+            f"{where} is neither a directory here nor an address",
+            hint="give the root of a pond on this machine, host:port, or what pond.address says",
+            option="address",
+        )
     if token_file is None and where.startswith(SCHEME):
         # The way round from the socket to the root that it lies under.
         token_file = Path(where.removeprefix(SCHEME)).parent.parent / TOKEN
