@@ -168,7 +168,7 @@ class VersionedSlice:
         is under way.
         """
         keep_from = clamped(keep_from)
-        if self._settled and keep_from <= self._swept_from:
+        if self.is_settled(keep_from):
             return True
         if keep_from > self._swept_from:
             self._swept_from = keep_from
@@ -181,9 +181,14 @@ class VersionedSlice:
                 self._rebuild()
         settled = self._index.advance_growth(budget)
         self._arena.rewrite(self._index.entries)
-        self._rewrite_heaps()
+        if self._heaps:
+            self._rewrite_heaps()
         self._settled = settled and self._sweep_left == 0
         return self._settled
+
+    def is_settled(self, keep_from: int) -> bool:
+        """Whether a sweep would find nothing to do. It may be asked at any time, and counts for that moment."""
+        return self._settled and keep_from <= self._swept_from
 
     def _sweep_step(self, budget: int) -> None:
         entries, since = self._index.entries, self._swept_from

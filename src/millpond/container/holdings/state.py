@@ -257,10 +257,12 @@ class StateHolding(KeyedHolding[VersionedSlice]):
         held = self.slices.get(number)
         if held is None:
             return True
+        since = TIME_MIN if keep_from is None else keep_from
+        if held.store.is_settled(since):
+            return True
         with held.lock:
             if held.torn:
                 return True
-            since = TIME_MIN if keep_from is None else keep_from
             if self.rules.compact.code is None:
                 return held.store.sweep(since, budget)
             what = f"the compaction rule of state {self.name!r}"
