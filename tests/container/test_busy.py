@@ -162,3 +162,28 @@ def test_a_question_that_waited_while_the_container_was_stopped_brings_no_lease(
     # Who hears what it answers now has not relieved it.
     container.call(Ping(4.0, late[-1].number))
     container._lease.check()
+
+
+def test_who_waits_for_a_busy_slice_keeps_nobody_from_the_others() -> None:
+    """Slices are asked together, as far as they are free."""
+    pond = LocalPond(LossyFiles(), slices=4)
+    state = pond.state("s", key="long", value="long")
+    rows = pa.table({"k": list(range(40)), "t": [1] * 40, "v": list(range(40))})
+    feed = state.update(key="k", at="t", value="v", name="feed")
+    feed(rows, 0)
+    state.finish("feed")
+    holding = pond.hosting.services[0].core.holding("s")
+    helds = [held for _, held in sorted(holding.slices.items())]
+    answers: list[Any] = []
+    fetch = state.fetch(key="k", at="t", into="v")
+    with busy(helds[2].lock):
+        asking = ends(lambda: answers.append(fetch.now(rows.select(["k", "t"]))))
+        asking.join(0.3)
+        assert asking.is_alive(), "one of its slices is busy"
+        for number in (0, 1, 3):
+            assert helds[number].lock.acquire(timeout=LONG_S / 2), f"slice {number} is free"
+            helds[number].lock.release()
+    asking.join(LONG_S)
+    assert answers[0]["v"].to_pylist() == list(range(40))
+    assert sum(held.load.rows_fetched for held in helds) == 40
+    pond.close()

@@ -29,13 +29,15 @@ def compiled():
 millpond.kernels.warm_up()
 before = compiled()
 sys.path[:0] = sys.argv[1:]
-import test_keys, test_rows, test_versioned
+import test_keys, test_rows, test_together, test_versioned
 test_versioned.test_many_random_batches_across_growth("i64", 2)
 test_versioned.test_many_random_batches_across_growth("bytes", 1)
 test_versioned.test_read_only_strided_and_unaligned_input()
 test_versioned.test_nan_is_above_all_numbers()
 test_versioned.test_more_columns_than_the_null_mask_holds()
 test_versioned.test_a_frozen_copy_keeps_what_it_was_taken_with()
+test_together.test_slices_together_are_as_each_by_itself("i64", True, "keep_latest")
+test_together.test_slices_together_are_as_each_by_itself("bytes", False, "ttl")
 test_keys.test_single_columns_round_trip("boolean", 1)
 test_keys.test_the_encoding_is_a_format()
 test_keys.test_empty_batches()
@@ -75,6 +77,8 @@ def test_the_same_answers_without_the_compiler() -> None:
         f"{STORES}/test_versioned.py::test_nan_is_above_all_numbers",
         f"{STORES}/test_versioned.py::test_a_total_may_pass_the_limit_on_its_way",
         f"{STORES}/test_versioned.py::test_a_frozen_copy_keeps_what_it_was_taken_with",
+        f"{STORES}/test_together.py::test_slices_together_are_as_each_by_itself[keep_latest-True-bytes]",
+        f"{STORES}/test_together.py::test_slices_together_are_as_each_by_itself[ttl-False-i64]",
         f"{STORES}/test_keys.py",
         f"{STORES}/test_rows.py",
         f"{HERE}/test_hashing.py",

@@ -56,8 +56,8 @@ def test_versions_of_one_key_are_moved_seldom(name: str, batches: int) -> None:
 def test_merged_rows_come_to_lie_where_rows_one_by_one_would(
     replaces: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arenas, "_MOVES_PER_ROW", 0)
-    monkeypatch.setattr(arenas, "_MOVES", seed - 1)  # below 0 no row goes in by itself
+    monkeypatch.setattr(arenas, "MOVES_PER_ROW", 0)
+    monkeypatch.setattr(arenas, "MOVES", seed - 1)  # below 0 no row goes in by itself
     rng = np.random.default_rng(seed)
     keys, control = 5, np.zeros(at.SIZE, np.int64)
     control[at.ENTRIES] = keys
@@ -82,8 +82,8 @@ def test_merged_rows_come_to_lie_where_rows_one_by_one_would(
 
 
 def test_merged_rows_let_entries_drop_what_no_read_can_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arenas, "_MOVES_PER_ROW", 0)
-    monkeypatch.setattr(arenas, "_MOVES", -1)
+    monkeypatch.setattr(arenas, "MOVES_PER_ROW", 0)
+    monkeypatch.setattr(arenas, "MOVES", -1)
     store = VersionedSlice("i64", VALUES)
     keys = Keys.from_longs(np.zeros(100, np.int64))
     for first in range(0, 1000, 100):

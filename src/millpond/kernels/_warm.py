@@ -16,6 +16,7 @@ from millpond.kernels import (
     lookups,
     partition,
     rows,
+    sliced,
     slot_hashing,
     versions,
 )
@@ -86,6 +87,10 @@ def warm_up() -> None:
     lookups.gather_refs(arena, 1, begin, out)
     valid = np.empty(3, np.uint8)
     lookups.aggregate_longs(arena, 1, 2, 0, begin, end, lookups.TOTAL, out, valid)
+    none, bounds, rows_out = longs[:0], np.zeros((0, 2), np.int64), np.zeros((1, 3), np.int64)
+    by_key = (none, bounds, longs, offsets, data, slot_hashing.SECRET)
+    sliced.latest_of_slices(*by_key, longs, longs, 2, bounds, rows_out, np.zeros((1, 3), np.uint8))
+    sliced.insert_of_slices(*by_key, new, True, 0, 0, 0, 0, out, rows_out)
     cells, doubles = arena.view(np.float64), np.empty(3, np.float64)
     lookups.aggregate_doubles(arena, cells, 1, 2, 0, begin, end, lookups.TOTAL, doubles, valid)
     compaction.sweep(entries, arena, heads, control, 0, 1, 0, 3, valid)

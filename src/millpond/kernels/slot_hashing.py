@@ -102,14 +102,14 @@ def sip_range(data: NDArray[np.uint8], start: int, stop: int, key: np.uint64, ot
 
 
 @jit
-def _hash_longs(words: NDArray[np.uint64], secret: Secret, out: NDArray[np.uint64]) -> None:
+def write_longs(words: NDArray[np.uint64], secret: Secret, out: NDArray[np.uint64]) -> None:
     start, a, b, c = secret[0], secret[1], secret[2], secret[3]
     for i in range(words.shape[0]):
         out[i] = mix(words[i], start, a, b, c)
 
 
 @jit
-def _hash_bytes(
+def write_bytes(
     offsets: NDArray[np.int64], data: NDArray[np.uint8], secret: Secret, out: NDArray[np.uint64]
 ) -> None:
     key, other = secret[4], secret[5]
@@ -119,7 +119,7 @@ def _hash_bytes(
 
 def hash_longs(longs: NDArray[np.int64], secret: Secret = SECRET) -> NDArray[np.int64]:
     out = np.empty(len(longs), np.uint64)
-    _hash_longs(longs.view(np.uint64), secret, out)
+    write_longs(longs.view(np.uint64), secret, out)
     return out.view(np.int64)
 
 
@@ -128,5 +128,5 @@ def hash_bytes(
 ) -> NDArray[np.int64]:
     """Hash of data[offsets[i]:offsets[i + 1]] for each i."""
     out = np.empty(len(offsets) - 1, np.uint64)
-    _hash_bytes(offsets, data, secret, out)
+    write_bytes(offsets, data, secret, out)
     return out.view(np.int64)

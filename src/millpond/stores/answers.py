@@ -185,7 +185,7 @@ class Reader:
         rule.run(self._cells, self._cells.view(np.float64), begin, left, out, valid, failed=failed)
         for i, answer in answers.items():
             out[i], valid[i] = (0, 0) if answer is None else (answer, 1)
-        return [in_place_array(type_, out.view(np.int64), *_packed(valid))]
+        return [in_place_array(type_, out.view(np.int64), *packed(valid))]
 
     def kept(
         self, rule: UserRule, begin: NDArray[np.int64], end: NDArray[np.int64], offsets: NDArray[np.int64]
@@ -310,7 +310,7 @@ class Reader:
                 hint="hold the column as double",
                 rows=overflows,
             )
-        return in_place_array(type_, out, *_packed(valid))
+        return in_place_array(type_, out, *packed(valid))
 
     def _doubles(
         self,
@@ -325,7 +325,7 @@ class Reader:
         lookups.aggregate_doubles(
             self._cells, cells, column.cell, self._mask, column.bit, begin, end, rule, out, valid
         )
-        return in_place_array(type_, out.view(np.int64), *_packed(valid))
+        return in_place_array(type_, out.view(np.int64), *packed(valid))
 
     def _ranked(
         self, c: int, begin: NDArray[np.int64], end: NDArray[np.int64], total: int, rule: int
@@ -379,7 +379,7 @@ def _with_nulls(values: Any, nulls: NDArray[np.int64] | None, part: slice) -> An
     return [None if null else value for value, null in zip(values, nulls[part], strict=True)]
 
 
-def _packed(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:
+def packed(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:
     """Validity flags as Arrow bits, and how many are not set."""
     nulls = len(valid) - int(np.count_nonzero(valid))
     return (pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None), nulls

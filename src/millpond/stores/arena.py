@@ -13,8 +13,8 @@ SMALLEST_TIME = compaction.SMALLEST_TIME
 # Below this many rows a rewrite is not worth its while.
 _REWRITE_ROWS = 1024
 # Versions that a batch may move out of the way of its rows, one by one, before the rest of it is sorted and merged.
-_MOVES_PER_ROW = 16
-_MOVES = 4096
+MOVES_PER_ROW = 16
+MOVES = 4096
 
 
 class Arena:
@@ -33,9 +33,10 @@ class Arena:
         keep_from: int,
         alive_from: int,
         entries: NDArray[np.int64],
+        done: int = 0,
     ) -> None:
-        moved_max = int(self.control[at.ROWS_MOVED]) + _MOVES_PER_ROW * len(ids) + _MOVES
-        done = 0
+        """Puts the rows under their entries; the first `done` of them are there."""
+        moved_max = int(self.control[at.ROWS_MOVED]) + MOVES_PER_ROW * len(ids) + MOVES
         while True:
             done = versions.insert(
                 ids,

@@ -77,9 +77,13 @@ class KeyIndex:
             self._make_room(
                 1, int(keys.offsets[done + 1] - keys.offsets[done]) if self.kind == "bytes" else 0
             )
+        self.end_growth()
+        return out
+
+    def end_growth(self) -> None:
+        """Lets go of the old table, if all of it has been moved."""
         if len(self.old) and self.control[at.MIGRATED] == len(self.old):
             self.old = _NO_TABLE
-        return out
 
     def reserve(self, keys: int, size: int) -> None:
         """Room for that many more keys and bytes, for a bulk load into an empty index."""
@@ -93,9 +97,13 @@ class KeyIndex:
         """Move up to `budget` slots of a growth under way. True when none is left."""
         if len(self.old):
             index.migrate(self.table, self.old, self.control, budget)
-            if self.control[at.MIGRATED] == len(self.old):
-                self.old = _NO_TABLE
+            self.end_growth()
         return len(self.old) == 0
+
+    @property
+    def key_arrays(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """The stored keys, if they are longs, else their offsets and their bytes; with room for more."""
+        return (self._longs if self.kind == "i64" else self._offsets), self._data
 
     def stored_keys(self) -> Keys:
         """All keys, in entry order. Shares memory: to be read at once, or from a frozen copy."""

@@ -24,6 +24,7 @@ from millpond.stores.dirty import Dirty
 from millpond.stores.heaps import Heap, heap_for
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
+from millpond.stores.places import Places
 from millpond.stores.ruleset import Ruleset, net_neighbours, returned
 from millpond.stores.userrules import range_rule
 
@@ -68,6 +69,7 @@ class VersionedSlice:
         self._sweep_left = 0
         # Nothing has come in since the last sweep ended.
         self._settled = False
+        self._places: Places | None = None
 
     # Writing
 
@@ -105,14 +107,14 @@ class VersionedSlice:
             self._sweep_left += self.keys - known
         self._dirty.fit(len(self._index.entries))
         compaction.mark(ids, self._dirty.flags)
-        since, rules = _clamped(keep_from), self.rules
+        since, rules = clamped(keep_from), self.rules
         if rules.by_mask and since > SMALLEST_TIME:
             full = compaction.full_entries(ids, self._index.entries, self._arena.cells, since)
             # NumPy's sort, which a chosen order cannot slow down, as it can that of compiled code.
             self._retain(np.unique(full), since)
             since = SMALLEST_TIME
         self._arena.insert(
-            ids, rows, rules.update.replaces, since, self._alive_from(since), self._index.entries
+            ids, rows, rules.update.replaces, since, self.alive_from(since), self._index.entries
         )
         if rules.fold is not None:
             if len(self._changed) < len(self._index.entries):
@@ -165,8 +167,8 @@ class VersionedSlice:
         True when every entry has been seen since `keep_from` last rose or a version below it came in, and no growth
         is under way.
         """
-        keep_from = _clamped(keep_from)
-        if self._settled and keep_from <= self._swept_from:
+        keep_from = clamped(keep_from)
+        if self.is_settled(keep_from):
             return True
         if keep_from > self._swept_from:
             self._swept_from = keep_from
@@ -179,22 +181,27 @@ class VersionedSlice:
                 self._rebuild()
         settled = self._index.advance_growth(budget)
         self._arena.rewrite(self._index.entries)
-        self._rewrite_heaps()
+        if self._heaps:
+            self._rewrite_heaps()
         self._settled = settled and self._sweep_left == 0
         return self._settled
+
+    def is_settled(self, keep_from: int) -> bool:
+        """Whether a sweep would find nothing to do. It may be asked at any time, and counts for that moment."""
+        return self._settled and keep_from <= self._swept_from
 
     def _sweep_step(self, budget: int) -> None:
         entries, since = self._index.entries, self._swept_from
         if not self.rules.by_mask:
             self._sweep_cursor = self._arena.sweep(
-                entries, self._sweep_cursor, since, self._alive_from(since), budget, self._dirty.flags
+                entries, self._sweep_cursor, since, self.alive_from(since), budget, self._dirty.flags
             )
             return
         ids = (self._sweep_cursor + np.arange(budget)) % max(self.keys, 1)
         self._retain(ids, since)
         self._sweep_cursor = (self._sweep_cursor + budget) % max(self.keys, 1)
 
-    def _alive_from(self, since: int) -> int:
+    def alive_from(self, since: int) -> int:
         """The oldest time whose values a read from `since` on can see, under a rule that lets them expire."""
         if self.rules.span == 0 or since == SMALLEST_TIME:
             return SMALLEST_TIME
@@ -217,7 +224,7 @@ class VersionedSlice:
             columns = reader.gather(positions)
             kept = net_neighbours(offsets, columns[0], columns[-1])
         if rules.span:
-            kept[cells[positions, 0] < self._alive_from(since)] = 0
+            kept[cells[positions, 0] < self.alive_from(since)] = 0
         self._arena.retain(ids, offsets, kept, self._index.entries, self._dirty.flags)
 
     def _rebuild(self) -> None:
@@ -343,12 +350,12 @@ class VersionedSlice:
         """
         count = self.keys
         ids = np.arange(count)
-        his = np.full(count, _LARGEST_TIME if hi is None else _clamped(hi), np.int64)
+        his = np.full(count, _LARGEST_TIME if hi is None else clamped(hi), np.int64)
         span = self.rules.span
-        ageing = bool(span) and hi is not None and _clamped(hi) >= SMALLEST_TIME + span
+        ageing = bool(span) and hi is not None and clamped(hi) >= SMALLEST_TIME + span
         los = self._born(None, his) if ageing else None
-        if span and hi is None and self._alive_from(_clamped(keep_from)) > SMALLEST_TIME:
-            los = np.full(count, self._alive_from(_clamped(keep_from)) - 1, np.int64)
+        if span and hi is None and self.alive_from(clamped(keep_from)) > SMALLEST_TIME:
+            los = np.full(count, self.alive_from(clamped(keep_from)) - 1, np.int64)
         reader = self._reader()
         if self.rules.update.name == "edges":
             begin, end = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -440,6 +447,37 @@ class VersionedSlice:
             assert len(np.unique(refs)) == self.versions, "no two versions share a heap row"
             assert ((refs >= 0) & (refs < self._heap_rows())).all()
 
+    # Several slices at once, by `stores.together`
+
+    @property
+    def masked(self) -> bool:
+        """Whether its rows have a null mask."""
+        return self._masked
+
+    @property
+    def address(self) -> int:
+        """Where its `Places` are, until anything else is done to it."""
+        places, index, arena, flags = self._places, self._index, self._arena, self._dirty.flags
+        if places is None or not places.are_of(index, arena, flags):
+            self._places = places = Places(index, arena, flags)
+        return places.address
+
+    def go_on(self, ids: NDArray[np.int64], rows: NDArray[np.int64], done: int, since: int) -> None:
+        """Places the rows behind the first `done`, which a kernel had no room for; `rows` are those of the arena."""
+        replaces, alive_from = self.rules.update.replaces, self.alive_from(since)
+        self._arena.insert(ids, rows, replaces, since, alive_from, self._index.entries, done)
+
+    def took(self, new: int, smallest: int) -> None:
+        """What `insert` has left to do when a kernel has made `new` keys, and all rows have their place."""
+        self._settled = False
+        if new:
+            self._index.end_growth()
+            if self._sweep_left:
+                # A sweep under way passes the new entries, too, before it comes round to the first.
+                self._sweep_left += new
+        if smallest < self._swept_from:
+            self._sweep_left = self.keys
+
     # Parts
 
     def _check(self, keys: Keys, other: Keys | NDArray[np.int64]) -> None:
@@ -518,6 +556,6 @@ class VersionedSlice:
         compaction.renumber(self._index.entries, self._arena.cells, self._control, self._layout.reference)
 
 
-def _clamped(time: int | None) -> int:
+def clamped(time: int | None) -> int:
     """A time within int64. None is the smallest, below which nothing is."""
     return SMALLEST_TIME if time is None else max(SMALLEST_TIME, min(_LARGEST_TIME, time))

@@ -340,7 +340,8 @@ class Holding(ABC, Generic[_S]):
         if len(counts) != self.pond_slices:
             raise BadMessage(f"a batch counts its rows for {len(counts)} slices, not {self.pond_slices}")
         for number in np.flatnonzero(counts).tolist():
-            self.held(SliceId(number))
+            if self.broken is not None or number not in self.slices:
+                self.held(SliceId(number))
 
     def forget(self, writers: Sequence[str]) -> None:
         """Lets go of what is remembered of writers that send no more."""

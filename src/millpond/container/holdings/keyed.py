@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,6 +21,8 @@ from millpond.wire.connection import SlicedBatch
 
 _S = TypeVar("_S", bound=Store)
 _T = TypeVar("_T")
+# Slices are worked on together while they have no more rows than this: whoever wants one of them waits for all.
+ROWS_TOGETHER = 8192
 
 
 class Portion(NamedTuple):
@@ -129,6 +133,121 @@ class KeyedHolding(Holding[_S]):
 
         self.means.run(answer, list(said), starts[-1])
         return list(said.values())
+
+    def change_together(
+        self,
+        record: Record,
+        slices: Mapping[SliceId, HeldSlice[_S]],
+        work: Callable[[int, list[tuple[_S, int, int]]], None],
+    ) -> int:
+        """As `change`, of several slices at a time: `work` gets the number of a part, and stores with their rows in it."""
+        starts = [_starts(part.counts) for part in record.parts]
+        sizes = sum((part.counts for part in record.parts), np.zeros(self.pond_slices, np.int64)).tolist()
+        writer, turn = record.writer, record.turn
+        rows: list[int] = []
+
+        def change(group: list[SliceId]) -> None:
+            fresh = [(number, slices[number]) for number in group]
+            fresh = [(number, held) for number, held in fresh if not held.has_seen(writer, turn)]
+            for _, held in fresh:
+                held.check_whole()
+            for _, held in fresh:
+                held.torn = True
+            began = time.thread_time_ns()
+            for part, bounds in enumerate(starts):
+                shares = [
+                    (held.store, bounds[number], bounds[number + 1])
+                    for number, held in fresh
+                    if bounds[number + 1] > bounds[number]
+                ]
+                if shares:
+                    work(part, shares)
+            own = [sizes[number] for number, _ in fresh]
+            cpu_ns = (time.thread_time_ns() - began) / max(sum(own), 1)
+            for (_, held), size in zip(fresh, own, strict=True):
+                # A slice without rows has seen the epoch, too.
+                held.vector[writer] = turn
+                held.torn = False
+                if size:
+                    held.dirty = True
+                    held.load.rows_updated += size
+                    held.load.cpu_ns += round(cpu_ns * size)
+            rows.append(sum(own))
+
+        self._together(slices, list(slices), sizes, change)
+        return sum(rows)
+
+    def ask_together(
+        self, counts: npt.NDArray[np.int32], ask: Callable[[list[tuple[_S, int, int]]], None]
+    ) -> None:
+        """Has slices that have questions answer theirs, several at a time: `ask` gets stores, with start and stop."""
+        starts, sizes = _starts(counts), counts.tolist()
+
+        def answer(group: list[SliceId]) -> None:
+            helds = [self.held(number) for number in group]
+            for held in helds:
+                held.check_whole()
+            began = time.thread_time_ns()
+            ask(
+                [
+                    (held.store, starts[number], starts[number + 1])
+                    for number, held in zip(group, helds, strict=True)
+                ]
+            )
+            own = [sizes[number] for number in group]
+            cpu_ns = (time.thread_time_ns() - began) / max(sum(own), 1)
+            for held, size in zip(helds, own, strict=True):
+                held.load.rows_fetched += size
+                held.load.cpu_ns += round(cpu_ns * size)
+
+        numbers = list(map(SliceId, np.flatnonzero(counts).tolist()))
+        self._together({number: self.held(number) for number in numbers}, numbers, sizes, answer)
+
+    def _together(
+        self,
+        slices: Mapping[SliceId, HeldSlice[_S]],
+        numbers: Sequence[SliceId],
+        sizes: Sequence[int],
+        work: Callable[[list[SliceId]], None],
+    ) -> None:
+        """Works on all of these slices, under the locks of those that are worked on together."""
+
+        def visit(group: list[SliceId]) -> None:
+            while group:
+                with _locked([slices[number] for number in group]) as count:
+                    work(group[:count])
+                group = group[count:]
+
+        self.means.run(visit, _groups(numbers, sizes), sum(sizes))
+
+
+@contextmanager
+def _locked(helds: Sequence[HeldSlice[Any]]) -> Iterator[int]:
+    """Waits for the lock of the first, and takes those of as many behind it as are free: how many it has.
+
+    Nobody has to wait for a slice because another one is busy; and who waits for a lock has no other.
+    """
+    helds[0].lock.acquire()
+    count = 1
+    try:
+        while count < len(helds) and helds[count].lock.acquire(timeout=0):
+            count += 1
+        yield count
+    finally:
+        for held in helds[:count]:
+            held.lock.release()
+
+
+def _groups(numbers: Sequence[SliceId], sizes: Sequence[int]) -> list[list[SliceId]]:
+    groups: list[list[SliceId]] = []
+    rows = ROWS_TOGETHER
+    for number in numbers:
+        rows += sizes[number]
+        if rows > ROWS_TOGETHER or not groups:
+            groups.append([])
+            rows = sizes[number]
+        groups[-1].append(number)
+    return groups
 
 
 def _starts(counts: npt.NDArray[np.int32]) -> list[int]:

@@ -17,6 +17,7 @@ from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Read
 from millpond.container.holdings.keyed import KeyedHolding, Portion
 from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch, Unavailable, not_trusted
 from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
+from millpond.stores import views
 from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.deltas import FrozenVersions, merged_versions
 from millpond.stores.keys import Keys
@@ -24,6 +25,7 @@ from millpond.stores.outputs import in_batches
 from millpond.stores.readiness import check_not_below, lowest_asked
 from millpond.stores.rows import digest_rows
 from millpond.stores.ruleset import check_rules, check_values
+from millpond.stores.together import Newest, Updates
 from millpond.stores.versioned import Ruleset, VersionedSlice, result_schema
 from millpond.times import TIME_MAX, TIME_MIN, Progress
 from millpond.wire.base import Done, Exchange, Read, SliceId
@@ -141,11 +143,24 @@ class StateHolding(KeyedHolding[VersionedSlice]):
     def _insert(
         self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]], keep_from: int | None
     ) -> int:
+        if Updates.takes(self.rules) and not any(SEQ in part.batch.schema.names for part in record.parts):
+            return self._insert_together(record, slices, keep_from)
+
         def insert(store: VersionedSlice, portions: list[Portion]) -> None:
             for rows in self._rows(portions):
                 store.insert(*rows, keep_from)
 
         return self.change(record, slices, insert)
+
+    def _insert_together(
+        self, record: Record, slices: Mapping[SliceId, HeldSlice[VersionedSlice]], keep_from: int | None
+    ) -> int:
+        parts = []
+        for batch, _, keys in record.parts:
+            own = Keys.from_arrow(batch.column(0)) if keys is None else keys
+            times = views.longs(batch.column(1))
+            parts.append(Updates(self.rules, own, times, batch.columns[2:], keep_from))
+        return self.change_together(record, slices, lambda part, shares: parts[part].insert(shares))
 
     def _try(self, held: HeldSlice[VersionedSlice], portions: list[Portion]) -> None:
         for rows in self._rows(portions):
@@ -190,6 +205,12 @@ class StateHolding(KeyedHolding[VersionedSlice]):
         lows = batch.column(2).to_numpy() if ranged else None
         lowest = lowest_asked(lows, highs, rule, self._state)
         self._check_not_below(lowest)
+
+        if rule.name in ("latest", "as_of") and Newest.takes(self.rules, highs):
+            newest = Newest(self.rules, keys, None if rule.name == "as_of" else lows, highs)
+            self.ask_together(counts, newest.ask)
+            self._check_not_below(lowest)
+            return pa.RecordBatch.from_arrays(newest.answers(), schema=schema)
 
         def fetch(store: VersionedSlice, start: int, stop: int) -> list[pa.Array]:
             low = None if lows is None else lows[start:stop]
@@ -236,10 +257,12 @@ class StateHolding(KeyedHolding[VersionedSlice]):
         held = self.slices.get(number)
         if held is None:
             return True
+        since = TIME_MIN if keep_from is None else keep_from
+        if held.store.is_settled(since):
+            return True
         with held.lock:
             if held.torn:
                 return True
-            since = TIME_MIN if keep_from is None else keep_from
             if self.rules.compact.code is None:
                 return held.store.sweep(since, budget)
             what = f"the compaction rule of state {self.name!r}"
