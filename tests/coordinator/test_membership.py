@@ -1,4 +1,4 @@
-"""Of one container only one start runs at a time, the very first included."""
+"""Of one container only one start runs at a time, the very first included; and others serve what one that is gone had."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from millpond.coordinator.hosting import Host
 from millpond.coordinator.membership import Membership
+from millpond.errors import Unavailable
 from millpond.runtime import Threads
 from millpond.wire.base import Done, Term
 
@@ -55,4 +56,51 @@ def test_a_container_that_is_said_to_have_ended_while_it_first_comes_up_is_not_s
     opening.join()
     recovering.join()
     assert (hosts.started, membership.live[0].host) == (1, Host(1, "at:1"))
+    membership.close()
+
+
+class Relief:
+    """Hands slices to others at the second try."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.relieved: list[int] = []
+
+    def next_term(self) -> Term:
+        return Term(1 + self.hosts.started)
+
+    def assign(self, *_: Any) -> None:
+        pass
+
+    def relieve(self, container: int) -> None:
+        self.relieved.append(container)
+
+
+class LostHost(Hosts):
+    """One on which nothing starts after the first time."""
+
+    def start(self, container: int, term: Term) -> Host:
+        if self.started:
+            raise Unavailable("no machine takes it", address="")
+        return super().start(container, term)
+
+    def alive(self, container: int) -> bool:
+        return False
+
+    def kill(self, container: int) -> None:
+        pass
+
+
+def test_whoever_could_not_serve_the_slices_of_one_that_ended_is_asked_again_while_it_does_not_start() -> (
+    None
+):
+    hosts = LostHost()
+    assignment = Relief(hosts)
+    connection: Any = SimpleNamespace(call=lambda message: Done(), close=lambda: None)
+    membership = Membership(lambda address: connection, assignment, Threads())
+    membership.start(hosts, [0])
+    assert not assignment.relieved, "nothing is handed on while a pond is opened"
+    membership.recover(0)
+    membership.recover(0)
+    assert assignment.relieved == [0, 0]
     membership.close()

@@ -147,7 +147,8 @@ class Membership:
                 return
             started = self._runtime.now()
             try:
-                self._bring_up(container)
+                # Each time: whoever could not serve its slices when it ended may be able to when it does not start.
+                self._bring_up(container, self._assignment.relieve)
             except MillpondError:
                 return
             self.recovery_s_last = self._runtime.now() - started
@@ -257,8 +258,11 @@ class Membership:
             except Unavailable:
                 self.await_back(container, live.term if live is not None else Term(0))
 
-    def _bring_up(self, container: int) -> None:
-        """Starts a new incarnation; one that ends while it recovers is started again, but not for ever."""
+    def _bring_up(self, container: int, relieve: Callable[[int], None] = lambda _: None) -> None:
+        """Starts a new incarnation; one that ends while it recovers is started again, but not for ever.
+
+        What the one before served is handed to others by `relieve`.
+        """
         assert self._hosting is not None
         # Before the term goes on: what the incarnation before prepared is decided until then, or never.
         self.members.ended(container)
@@ -269,7 +273,7 @@ class Membership:
             # It must not answer while others serve what it had.
             self._hosting.kill(container)
             old.connection.close()
-            self._assignment.relieve(container)
+        relieve(container)
         for attempt in range(1, START_ATTEMPTS + 1):
             term = Term(0)
             try:
