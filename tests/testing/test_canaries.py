@@ -323,7 +323,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "a backup answers before its record is durable": (
-        38,
+        163,
         [
             Edit(
                 arrow_files,
@@ -334,7 +334,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "slices are let go before the new owner has a backup": (
-        20,
+        15,
         [Edit(Placing, "_demote", "self.backups.take_in(slices, grounds)", "pass")],
     ),
     "a promotion forgets what was not known as decided": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -64,6 +65,7 @@ from millpond.wire.waiting import TidyWaiting
 
 CLOSE_S_MAX = 30.0
 REPLICATE_PAUSE_S = 2.0
+_log = logging.getLogger("millpond")
 
 
 class CoordinatorService:
@@ -102,6 +104,7 @@ class CoordinatorService:
         self.elasticity = Elasticity(self._memory, self._slices, backing, self._migrations, self._runtime)
         self._replicating = self._runtime.lock()
         self._replicate_at_s = 0.0
+        self._replicate_error = ""
         self._latencies = Latencies()
         self.figures = Figures(self._memory, self._containers, self._commits, self._latencies, self._runtime)
         self._balancing = Balancing(
@@ -241,7 +244,11 @@ class CoordinatorService:
         try:
             if self._runtime.now() >= self._replicate_at_s and self._open:
                 self.elasticity.replicate()
-        except (MillpondError, OSError):
+                self._replicate_error = ""
+        except (MillpondError, OSError) as error:
+            if str(error) != self._replicate_error:  # told once, though it is tried again and again
+                self._replicate_error = str(error)
+                _log.warning("slices have fewer backups than they should: %s", error)
             self._replicate_at_s = self._runtime.now() + REPLICATE_PAUSE_S
         finally:
             self._replicating.release()
