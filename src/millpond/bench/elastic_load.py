@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -22,6 +22,9 @@ import millpond as mp
 from millpond.bench.elastic_client import STATE, Task
 from millpond.container.holdings.base import Bounds
 from millpond.coordinator.hosting import Embedded
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SLICES = 64
 BATCH = 500_000
@@ -51,18 +54,25 @@ class Loaded(NamedTuple):
 
 @contextmanager
 def loaded_pond(
-    owners: Sequence[int], mb: float, backups: int = 0, threads: int = 1, bounds: Bounds | None = None
+    owners: Sequence[int],
+    mb: float,
+    backups: int = 0,
+    threads: int = 1,
+    bounds: Bounds | None = None,
+    spark: SparkSession | None = None,
 ) -> Iterator[Loaded]:
-    """Slices are where `owners` says; container 0 holds `mb` megabytes, by what `metrics` says, and the others in proportion."""
+    """Slices are where `owners` says; container 0 holds `mb` megabytes, by what `metrics` says, and the others in proportion.
+
+    With `spark` its executors host the containers.
+    """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-bench-"))
         if bounds is not None:
             stack.enter_context(_bounded(bounds))
         root = os.path.join(folder, "pond")
-        count = max(owners) + 1
-        pond = stack.enter_context(
-            mp.open(root, containers=count, threads=threads, slices=len(owners), backups=backups)
-        )
+        sizes: Any = {"containers": max(owners) + 1, "threads": threads, "slices": len(owners)}
+        hosted: Any = {} if spark is None else {"spark": spark, "hosting": "spark"}
+        pond = stack.enter_context(mp.open(root, **sizes, **hosted, backups=backups))
         empty = Loaded(pond, root, 0, 0)
         if pond.placement() != dict(enumerate(owners)):
             empty.coordinator.place(list(owners))

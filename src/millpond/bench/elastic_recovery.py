@@ -5,6 +5,9 @@ any question is without a slice that has to come back first; another updates. No
 those that serve; rebuilt, when the client is answered again: the client tries again every 20 ms to 0.5 s, and that counts.
 From backups each peer takes over the slices that it holds a backup of; from the root, peers read them, each its share. Who has
 just done so is not relieved that way: so every time from the root has a pond of its own.
+
+An executor is lost where Spark hosts the containers, one on each of two executors of a local cluster, whose Java machines are
+processes of their own: that of container 0 is killed.
 """
 
 from __future__ import annotations
@@ -14,15 +17,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from millpond.apps.spark_session import spark_session
 from millpond.bench.elastic_load import BUCKET_S, SLICES, Clients, Loaded, await_backups, loaded_pond
+from millpond.wire.house import ContainerInfo
 
 QUESTION_ROWS = 256
 EPOCH_ROWS = 1_000
 LOOK_S = 0.001
 WAIT_S = 120.0
 WAYS = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
+LOST_EXECUTOR = "lost executor"
+CLUSTER = "local-cluster[2,2,1024]"
 
 
 def run(
@@ -47,6 +55,32 @@ def run(
     return results
 
 
+def run_on_spark(mb: float, seconds: float, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    """An executor that is lost, with one peer, from a backup and from the root."""
+    results = []
+    owners = [0] * (SLICES - 1) + [1]
+    for backups in (1, 0):
+        progress(f"recovery, hosted by Spark, backups={backups}: loading {mb:,.0f} MB")
+        with (
+            spark_session("millpond bench elastic", master=CLUSTER) as spark,
+            loaded_pond(owners, mb, backups, spark=spark) as loaded,
+        ):
+            progress(f"recovery: {LOST_EXECUTOR}")
+            results.append(_recovered(loaded, LOST_EXECUTOR, backups, 1, seconds))
+    return results
+
+
+def _end(loaded: Loaded, victim: ContainerInfo, way: str) -> None:
+    if way == LOST_EXECUTOR:
+        hosting = loaded.coordinator._containers._hosting  # noqa: SLF001 - the bench looks inside
+        daemon = int(hosting._places[victim.id].line.arrived.executor)  # noqa: SLF001
+        # Its parent is the executor's Java machine.
+        stat = Path(f"/proc/{daemon}/stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    else:
+        os.kill(victim.pid, WAYS[way])
+
+
 def _recovered(loaded: Loaded, way: str, backups: int, peers: int, seconds: float) -> dict[str, Any]:
     pond = loaded.pond
     # After the first time, another one has most of it.
@@ -60,16 +94,14 @@ def _recovered(loaded: Loaded, way: str, backups: int, peers: int, seconds: floa
         time.sleep(seconds)
         looks = _Looks(loaded, victim.id)
         moment = time.monotonic()
-        os.kill(victim.pid, WAYS[way])
+        _end(loaded, victim, way)
         looks.join()
         time.sleep(seconds)
         over = time.monotonic()
         await_up(loaded, victim.id)
     asks, updates = clients.notes["ask"], clients.notes["update"]
-    # A question that was answered just before is no sign of life: one that was asked after it is.
-    again = float(asks.ended[asks.began > moment].min()) if (asks.began > moment).any() else over
-    straddling = asks.ended[(asks.began <= moment) & (asks.ended > looks.noticed)]
-    again = min([again, *straddling.tolist()])
+    # One of which the executor is lost may answer for a moment longer: what others serve counts.
+    again = float(min(asks.ended[asks.ended > looks.served], default=over))
     owners = pond.placement()
     taken = {info.id: sum(owners[number] == info.id for number in slices) for info in pond.containers()}
     rebuild_s = again - looks.noticed
