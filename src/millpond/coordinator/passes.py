@@ -33,7 +33,6 @@ from millpond.wire.tls import TlsGate
 TASKS = "tasks.json"
 BUNDLES: dict[str, Role] = {"client.pem": "client", "client.read.pem": "reader"}
 TASKS_RENEWED_S = min(TASK_TOKEN_S, LIFE_S["task"]) * RENEWED_AT
-_RENEWED_S = LIFE_S["container"] * RENEWED_AT
 TRIED_AGAIN_S = 10.0
 Tell = Callable[[int, Certify], Any]
 """Asks a container."""
@@ -144,12 +143,12 @@ class Passes:
         self._certify_due(tell)
 
     def _certify_due(self, tell: Tell) -> None:
-        now = time.monotonic()
+        now, renewed_s = time.monotonic(), LIFE_S["container"] * RENEWED_AT
         for container, certified in list(self._certified.items()):
-            if now > certified.at + _RENEWED_S:
+            if now > certified.at + renewed_s:
                 # One that does not answer gets another a while later, not at every turn.
                 with self._lock:
-                    self._certified[container] = certified._replace(at=now - _RENEWED_S + TRIED_AGAIN_S)
+                    self._certified[container] = certified._replace(at=now - renewed_s + TRIED_AGAIN_S)
                 with suppress(MillpondError):
                     self._certify(container, tell)
 
