@@ -88,6 +88,7 @@ def test_options_out_of_range_are_refused(option: str) -> None:
         adcamp.run(**{option: 0})
 
 
+@pytest.mark.long
 def test_it_runs_to_its_end(
     spark: SparkSession,  # it takes the session that there is, and stops it at its end
     capsys: pytest.CaptureFixture[str],

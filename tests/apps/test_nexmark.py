@@ -41,6 +41,7 @@ def micros(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
 # Chance
 
 
+@pytest.mark.long
 def test_what_is_drawn_is_even_and_each_draw_is_independent_of_the_others() -> None:
     events = np.arange(100_000)
     for bound in (2, 111, 1_010):

@@ -42,6 +42,7 @@ def serial(tables: dict[str, pa.Table], happening: pa.Table) -> tuple[Interprete
 
 # All five take half a minute to compile.
 @pytest.mark.parametrize("kinds", [("new_order",), pytest.param(tuple(MIX), marks=pytest.mark.long)], ids=len)
+@pytest.mark.long
 def test_transactions_do_what_plain_python_does(
     kinds: tuple[str, ...], tables: dict[str, pa.Table], happening: pa.Table
 ) -> None:

@@ -97,9 +97,9 @@ def frozen(files: LossyFiles) -> LossyFiles:
 
 
 def chosen(hits: Sequence[_T]) -> list[_T]:
-    """The first, one in the middle, the last; in a soak also the two before it."""
-    soaked = {len(hits) - 3, len(hits) - 2} if "MILLPOND_SOAK" in os.environ else set()
-    places = {0, len(hits) // 2, len(hits) - 1, *soaked}
+    """One in the middle, and the last; in a soak also the first, and the two before the last."""
+    soaked = {0, len(hits) - 3, len(hits) - 2} if "MILLPOND_SOAK" in os.environ else set()
+    places = {len(hits) // 2, len(hits) - 1, *soaked}
     return [hit for place, hit in enumerate(hits) if place in places]
 
 

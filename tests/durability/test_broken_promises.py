@@ -219,6 +219,7 @@ def test_a_checksum_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert_fails(check_a_flipped_bit_is_refused, tmp_path / "broken")
 
 
+@pytest.mark.long
 def test_reads_below_fetch_progress_that_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millpond.ops.asking.Questions.check_not_below", lambda *given: None)
     monkeypatch.setattr(StateHolding, "_check_not_below", lambda self, time: None)

@@ -82,6 +82,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     group._loaded.cache_clear()
 
 
+@pytest.mark.long
 def test_the_whole_history_is_right_when_nothing_is_broken(interpreted: None) -> None:
     whole_history()
 

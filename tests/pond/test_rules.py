@@ -554,7 +554,7 @@ def search(name: str, examples: int, shrink: bool = True) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_any_history_is_answered_as_the_oracle_does(name: str) -> None:
-    search(name, examples=8)
+    search(name, examples=4)
 
 
 # Each promise by hand

@@ -59,6 +59,7 @@ def kill(pond: mp.Pond, ended: threading.Event) -> int:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_nothing_is_lost_or_stuck_while_all_happens_at_once(tmp_path: Path) -> None:
     written = [row for updater in range(UPDATERS) for epoch in range(EPOCHS) for row in batch(updater, epoch)]
     held = {(key, at): value for key, at, value in written}

@@ -253,6 +253,7 @@ class Drive:
 
 
 @pytest.mark.timeout(SOAK_S + 150)
+@pytest.mark.long
 def test_containers_killed_at_random_lose_and_double_nothing(root: Path) -> None:
     """Two operators at once, on groups in different containers, while one container after the other is killed.
 

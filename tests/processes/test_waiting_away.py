@@ -134,6 +134,7 @@ def test_a_container_that_is_killed_while_it_keeps_rows_loses_none(
         assert views.given == [(1, 20, 10), (1, 30, 10)]
 
 
+@pytest.mark.long
 def test_containers_that_are_killed_between_turns_and_a_pond_that_is_opened_anew(root: Path) -> None:
     with mp.open(root, containers=2, threads=1, slices=4) as pond:
         views = Views(put_elsewhere(pond))

@@ -197,6 +197,7 @@ class FailsOnce:
             raise RuntimeError("the first attempt fails")
 
 
+@pytest.mark.long
 def test_tasks_that_fail_and_run_again_keep_their_rows_once(
     state: mp.State, spark: SparkSession, source: Counted
 ) -> None:
@@ -213,6 +214,7 @@ def test_tasks_that_fail_and_run_again_keep_their_rows_once(
     drained(state, views, sink)
 
 
+@pytest.mark.long
 def test_an_epoch_that_runs_again_reads_once_more_and_keeps_the_same(
     state: mp.State, spark: SparkSession, source: Counted
 ) -> None:

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 JOB = Path(__file__).with_name("secrets_job.py")
 PLACES = {"arguments", "environment", "pickles", "events", "local", "spark log", "log", "pond"}
 
 
+@pytest.mark.long
 def test_no_secret_is_where_others_may_read_it(tmp_path: Path) -> None:
     """Arguments and environment of all processes, pickles, broadcasts and all else on disk, Spark's events, logs."""
     log = tmp_path / "driver.err"

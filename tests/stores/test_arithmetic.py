@@ -224,6 +224,7 @@ def fresh() -> Any:
     userrules._compiled.cache_clear()
 
 
+@pytest.mark.long
 def test_a_fetch_rule_says_the_same_in_every_way() -> None:
     compiled = sum(
         agrees(seed, returns) for seed in range(SEEDS) for returns in ("long", "double", "boolean")

@@ -466,6 +466,7 @@ def answers(made: Oracle) -> dict[object, object]:
 
 
 @given(epochs=st.lists(rows, max_size=4), delay=st.integers(0, 3), fetch=times, more=rows)
+@pytest.mark.long
 def test_no_permitted_read_can_tell_compaction(
     epochs: list[list[Any]], delay: int, fetch: int, more: list[Any]
 ) -> None:

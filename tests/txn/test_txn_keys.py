@@ -88,6 +88,7 @@ def prices(*texts: str) -> list[Decimal]:
     return [Decimal(text) for text in texts]
 
 
+@pytest.mark.long
 def test_orders_are_numbered_read_and_deleted(shop: TransactionSet) -> None:
     stores = shop.stores()
     made = [

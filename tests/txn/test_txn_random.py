@@ -109,6 +109,7 @@ def test_every_plan_gives_what_serial_execution_gives(data: st.DataObject) -> No
             assert str(store.export().to_pydict()) == str(was[name].to_pydict()), plan  # NaN is NaN
 
 
+@pytest.mark.long
 def test_the_grammar_covers_what_it_should() -> None:
     """The oracle itself sees commits, results and every kind of abort among what is drawn."""
     seen: set[str] = set()
