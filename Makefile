@@ -24,7 +24,7 @@ demo: setup ## two streaming queries share one State; every answer is checked
 # More workers than cores: many tests wait, for a disk or for a Java machine to start. Kernels first: else each of the
 # processes would compile them.
 test: setup ## run all tests but the long ones
-	@$(BIN)/python -c "from millpond.kernels import warm_up; warm_up()"
+	@$(BIN)/python -m millpond.stores.windows.warming
 	@$(BIN)/python -m pytest -n $$((2 + $$(nproc))) --dist loadscope --no-loadscope-reorder -m "not long"
 
 test-long: setup ## the tests that would make `make test` too long
@@ -34,6 +34,7 @@ soak: setup ## the long tests: many more histories, ten minutes of kill -9; fixe
 	MILLPOND_SOAK=700 $(BIN)/python -m pytest tests/durability/test_state_machine.py
 	MILLPOND_SOAK=1 $(BIN)/python -m pytest tests/durability/test_crash_points.py tests/durability/test_transactions.py
 	MILLPOND_TXN_EXAMPLES=20 $(BIN)/python -m pytest tests/txn/test_txn_random.py tests/pond/test_pond_transactions.py --timeout 1800
+	MILLPOND_PROGRAM_EXAMPLES=3000 $(BIN)/python -m pytest tests/programs/test_programs_random.py tests/programs/test_program_random.py --timeout 1800
 	MILLPOND_SOAK_SECONDS=600 $(BIN)/python -m pytest tests/processes/test_kill.py -k killed_at_random --timeout 1200
 
 SEEDS ?= 1000
@@ -65,6 +66,6 @@ $(STAMP): pyproject.toml scripts/venv.sh scripts/java.sh
 	@$(BIN)/python -m pip install -q --no-input --disable-pip-version-check -e '.[dev,bench]' >$(LOG) 2>&1 \
 		|| { cat $(LOG); echo "millpond: pip could not install the dependencies" >&2; exit 1; }
 	@echo "compiling kernels (once)"
-	@$(BIN)/python -c "from millpond.kernels import warm_up; warm_up()"
+	@$(BIN)/python -m millpond.stores.windows.warming
 	@touch $@
 	@echo "ready"

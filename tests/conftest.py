@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 import millpond as mp
+from millpond.coordinator import hosting
+from ready_containers import Ready
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +48,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @cache
 def uses_spark(file: Path) -> bool:
     return "spark: SparkSession" in file.read_text()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ready_containers() -> Iterator[Ready]:
+    """Containers of this process's ponds are forked from one that is ready."""
+    ready = Ready()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosting, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": ready.popen}))
+        yield ready
+    ready.stop()
+
+
+@pytest.fixture(scope="module")
+def started_as_ever(ready_containers: Ready) -> Iterator[None]:
+    """For files whose promise includes how a container starts."""
+    ready_containers.forks = False
+    yield
+    ready_containers.forks = True
 
 
 @pytest.fixture(scope="session")

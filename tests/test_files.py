@@ -319,3 +319,88 @@ def test_a_full_disk_is_an_error_that_leaves_nothing_behind(path: Path) -> None:
         write_table_file(FullDisk(), path, "log", SCHEMA, [BATCH, BATCH], {})
     assert FILES.list(path.parent) == [path.name]
     assert read_table_file(FILES, path)[2] == METADATA
+
+
+# Appends and ranges
+
+
+@pytest.fixture(params=["os", "os without copy_file_range", "lossy"])
+def any_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> OsFiles | LossyFiles:
+    if request.param == "os without copy_file_range":
+
+        def refuse(*_: object) -> int:
+            raise OSError(errno.EXDEV, "not between these")
+
+        monkeypatch.setattr("millpond.durable.files._copy_file_range", refuse)
+    return LossyFiles() if request.param == "lossy" else OsFiles()
+
+
+def test_appends_go_behind_one_another_and_ranges_come_back(
+    tmp_path: Path, any_files: OsFiles | LossyFiles
+) -> None:
+    any_files.make_dir(tmp_path)
+    path = tmp_path / "f"
+    assert any_files.append(path, [b"abc", memoryview(b"de").cast("B")]) == 0
+    assert any_files.append(path, [pa.py_buffer(b"fgh"), b""]) == 5
+    assert any_files.append(path, []) == 8
+    assert any_files.read(path).to_pybytes() == b"abcdefgh"
+    assert any_files.read_range(path, 2, 3).to_pybytes() == b"cde"
+    assert any_files.read_range(path, 6, 100).to_pybytes() == b"gh"
+    assert any_files.read_range(path, 100, 1).to_pybytes() == b""
+    assert any_files.read_ranges(path, [(6, 2), (0, 1), (3, 0)]).to_pybytes() == b"gha"
+    with pytest.raises(EOFError, match="ends before byte 9"):
+        any_files.read_ranges(path, [(0, 1), (5, 4)])
+
+
+def test_ranges_are_copied_to_the_end_of_another_file(
+    tmp_path: Path, any_files: OsFiles | LossyFiles
+) -> None:
+    any_files.make_dir(tmp_path)
+    content = random.Random(1).randbytes(9_000_000)
+    any_files.write(tmp_path / "f", [content])
+    assert any_files.copy_ranges(tmp_path / "f", [(10, 5), (4000, 8_900_000)], tmp_path / "g") == 0
+    assert any_files.copy_ranges(tmp_path / "f", [(0, 3)], tmp_path / "g") == 8_900_005
+    assert (
+        any_files.read(tmp_path / "g").to_pybytes() == content[10:15] + content[4000:8_904_000] + content[:3]
+    )
+    with pytest.raises(EOFError, match="ends before byte"):
+        any_files.copy_ranges(tmp_path / "f", [(8_999_999, 2)], tmp_path / "h")
+
+
+@pytest.mark.parametrize("operation", ["read_range", "read_ranges", "copy_ranges"])
+def test_ranges_of_an_absent_file_are_not_found(
+    tmp_path: Path, any_files: OsFiles | LossyFiles, operation: str
+) -> None:
+    any_files.make_dir(tmp_path)
+    arguments = {"read_range": (0, 1), "read_ranges": ([(0, 1)],), "copy_ranges": ([(0, 1)], tmp_path / "g")}
+    with pytest.raises(FileNotFoundError):
+        getattr(any_files, operation)(tmp_path / "absent", *arguments[operation])
+    assert any_files.list(tmp_path) == []
+
+
+def test_an_appended_file_is_this_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        FILES.append(tmp_path / "f", [b"x"])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "link").symlink_to(tmp_path / "f")
+    with pytest.raises(OSError, match="symbolic links"):
+        FILES.append(tmp_path / "link", [b"y"])
+
+
+def test_what_was_appended_since_a_sync_is_lost_in_a_crash() -> None:
+    files = LossyFiles()
+    files.make_dir("/p")
+    files.append("/p/f", [b"durable"])
+    files.sync("/p/f")
+    files.sync_dir("/p")
+    files.append("/p/f", [b" and not"])
+    files.copy_ranges("/p/f", [(0, 3)], "/p/g")
+    assert files.unsynced()
+    after = files.crash()
+    assert after.read("/p/f").to_pybytes() == b"durable"
+    assert after.list("/p") == ["f"]
+    with pytest.raises(SimulatedCrash):
+        files.append("/p/f", [b"late"])

@@ -12,14 +12,14 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "millpond"
 
 # From the top down. Every package and module of the house has its place.
 LAYERS: list[set[str]] = [
-    {"cli", "apps", "bench", "top"},
+    {"cli", "apps", "bench", "monitor"},
     {"__init__"},
     {"pond"},
     {"ops"},
     {"client"},
     {"coordinator"},
     {"container"},
-    {"txn"},
+    {"txn", "programs"},
     {"stores"},
     {"kernels"},
     {"durable"},

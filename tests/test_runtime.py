@@ -10,6 +10,7 @@ import pytest
 
 from millpond.runtime import Runtime, Serial, Threads
 from millpond.testing.simulation import Simulation, Weather
+from millpond.testing.turns import Turns
 
 Check: TypeAlias = Callable[[Runtime], None]
 
@@ -21,12 +22,12 @@ def simulated(check: Check) -> None:
         sim.run(lambda process=process: process.run(lambda: check(process.runtime)))
 
 
-@pytest.fixture(params=["threads", "serial", "simulated"])
+@pytest.fixture(params=["threads", "serial", "turns", "simulated"])
 def run(request: pytest.FixtureRequest) -> Callable[[Check], None]:
     """Runs a check on a runtime."""
     if request.param == "simulated":
         return simulated
-    runtime = {"threads": Threads, "serial": Serial}[request.param]()
+    runtime = {"threads": Threads, "serial": Serial, "turns": Turns}[request.param]()
     return lambda check: check(runtime)
 
 
@@ -128,3 +129,17 @@ def test_serial_does_at_once_what_is_spawned() -> None:
 
 def test_serial_bits_repeat_from_a_seed() -> None:
     assert Serial(7).bits(64) == Serial(7).bits(64) != Serial(8).bits(64)
+
+
+def test_a_signal_is_waited_for_as_long_as_it_takes_and_no_longer(run: Callable[[Check], None]) -> None:
+    def check(runtime: Runtime) -> None:
+        signal = runtime.signal()
+        before = runtime.now()
+        assert not signal.wait(0.02)
+        assert runtime.now() >= before + 0.02
+        signal.set()
+        assert signal.wait(60)
+        signal.clear()
+        assert not signal.wait(0)
+
+    run(check)

@@ -25,13 +25,13 @@ import pytest
 import millpond as mp
 from millpond import cli
 from millpond.errors import BadOption, NotPrivate, Unavailable
-from millpond.top import loop, words
-from millpond.top.joining import way_to
-from millpond.top.keys import keys_in
-from millpond.top.loads import Reading, as_rates, loads_of
-from millpond.top.pages import page, shared_out
-from millpond.top.sections import Seen
-from millpond.top.view import HEATS, SORTS, View, grid_of, press
+from millpond.monitor import loop, words
+from millpond.monitor.joining import way_to
+from millpond.monitor.keys import keys_in
+from millpond.monitor.loads import Reading, as_rates, loads_of
+from millpond.monitor.pages import page, shared_out
+from millpond.monitor.sections import Seen
+from millpond.monitor.view import HEATS, SORTS, View, grid_of, press
 
 SIZES = [(100, 30), (80, 24), (132, 50), (40, 10), (20, 5)]
 NOW_S = 1_700_000_000.0
@@ -195,6 +195,23 @@ def test_every_page_fits(seen: Seen, page_name: Any, width: int, height: int) ->
             text_of(View(page=page_name, focus=focus, container=0, heat=heat), seen, width, height)  # type: ignore[arg-type]
 
 
+def test_windows_are_among_states_and_tables() -> None:
+    made = metrics(
+        12,
+        windows={"visits": {"rows": 9, "fired": 2, "open": 31, "bytes": 1 << 20, "spilled_bytes": 3 << 20}},
+    )
+    made["progress"]["visits"] = {
+        **made["progress"]["tables"], "kind": "windows", "update": 77, "fetch": -math.inf, "held_by": ["source"]
+    }  # fmt: skip
+    text = text_of(View(), seen_of(metrics(10), made), 132, 40)
+    header, *others, visits = section(text, "states, tables and windows")
+    assert header.split()[-6:] == ["keys", "bytes", "disk", "U", "waits", "for"]
+    assert [line.split()[:2] for line in others] == [["clicks", "state"], ["tables", "group"]]
+    assert visits.split() == ["visits", "window", "77", "none", "yet", "0", "31", "1.0M", "3.0M", "source"]
+    made["windows"]["visits"]["broken"] = "not trusted"
+    assert "broken: visits" in text_of(View(), seen_of(metrics(10), made))
+
+
 def test_the_pond_at_100_by_30() -> None:
     text = text_of(View())
     head = text.splitlines()[:3]
@@ -228,9 +245,17 @@ def test_the_pond_at_100_by_30() -> None:
         "feed",
     ]
     assert states[2].split() == ["tables", "41", "finished", "4", "7", "2.0K"]
+    assert "disk" not in states[0]
     hottest = section(text, "hottest slices")
     assert [line.split()[0] for line in hottest[1:4]] == ["63", "62", "61"]
     assert text.splitlines()[-1].startswith("q quit")
+
+
+def test_no_figure_of_the_pond_is_cut_off_at_80_columns() -> None:
+    assert " keys" in text_of(View()).splitlines()[1]
+    head = text_of(View(), width=80).splitlines()[1]
+    assert head.split()[-2:] == ["epochs/s", "3"]
+    assert " keys" not in head
 
 
 def test_a_move_says_how_far_it_is_in_full_and_what_hinders_it() -> None:

@@ -33,6 +33,8 @@ BENCHES = {
     "transactions-sensitivity": "millpond.bench.transactions_sensitivity",
     "tpcc": "millpond.bench.tpcc",
     "elastic": "millpond.bench.elastic",
+    "nexmark": "millpond.bench.nexmark",
+    "programs": "millpond.bench.programs",
 }
 DEMOS = {
     "adcamp": "millpond.apps.adcamp",
@@ -46,6 +48,12 @@ DEMOS = {
     "tpcc": "millpond.apps.tpcc",
     "topk": "millpond.apps.topk",
     "tweets": "millpond.apps.tweets",
+    "nexmark": "millpond.apps.nexmark_demo",
+    "recommender": "millpond.apps.recommender",
+    "regression": "millpond.apps.regression",
+    "clusters": "millpond.apps.clusters",
+    "key_values": "millpond.apps.key_values",
+    "word_count": "millpond.apps.word_count",
 }
 PEERS = ("duckdb", "networkx", "polars", "redis", "river")
 
@@ -209,8 +217,8 @@ def top(
     json: Annotated[bool, typer.Option("--json", help="With --once: one JSON document instead.")] = False,
 ) -> None:
     """Watch a pond: containers, slices, rates, progress, moves. Ends on q or Ctrl-C; ? shows the keys."""
-    from millpond.top import loop
-    from millpond.top.joining import way_to
+    from millpond.monitor import loop
+    from millpond.monitor.joining import way_to
 
     if json and not once:
         raise BadOption("--json prints one document", hint="give --once, too", option="--json")
@@ -240,8 +248,8 @@ def metrics(
     ] = None,
 ) -> None:
     """Print a pond's figures as Prometheus reads them."""
+    from millpond.monitor.joining import way_to
     from millpond.pond.figures import NO_POND
-    from millpond.top.joining import way_to
 
     if every is not None and file is None:
         raise BadOption("--every writes a file anew", hint="give --out FILE, too", option="--every")
@@ -279,14 +287,20 @@ def bench(
         bool,
         typer.Option("--flink", help="Measure Flink too, for adcamp: installed for itself on first use."),
     ] = False,
+    query: Annotated[
+        list[str] | None,
+        typer.Option(metavar="Q", help="Measure this query alone, for nexmark; may be given again."),
+    ] = None,
     only: Annotated[
         str | None,
-        typer.Option(metavar="SYSTEM,...", help="Measure these systems alone, for streams."),
+        typer.Option(
+            metavar="SYSTEM,...", help="Measure these systems of streams alone, or these parts of programs."
+        ),
     ] = None,
 ) -> None:
     """Measure Millpond beside its peers, on the same work in the same run."""
     module = _registered(BENCHES, name, "bench")
-    asked: dict[str, Any] = {"flink": flink or None, "only": only and only.split(",")}
+    asked: dict[str, Any] = {"flink": flink or None, "only": only and only.split(","), "query": query or None}
     options = {option: value for option, value in asked.items() if value is not None}
     for option in options.keys() - inspect.signature(module.run).parameters.keys():
         raise BadOption(f"the bench {name!r} has no --{option}", hint="leave it out", option=f"--{option}")
@@ -316,6 +330,14 @@ def demo(
     window: Annotated[
         int | None, typer.Option(min=1, help="How many words or tweets a window has, for topk and tweets.")
     ] = None,
+    query: Annotated[
+        list[str] | None, typer.Option(help="Of nexmark, one query; may be given several times.")
+    ] = None,
+    events: Annotated[int | None, typer.Option(min=1, help="How many there are, for nexmark.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Ratings for recommender: MovieLens' u.data or ratings.csv."),
+    ] = None,
 ) -> None:
     """Show Millpond at work. Ends by itself, with exit code 0 if every answer was right."""
     run = _registered(DEMOS, name, "demo").run
@@ -326,6 +348,9 @@ def demo(
         "warehouses": warehouses,
         "mode": mode,
         "window": window,
+        "query": query or None,
+        "events": events,
+        "data": data,
     }
     given = {option: value for option, value in asked.items() if value is not None}
     for option in given.keys() - inspect.signature(run).parameters.keys():

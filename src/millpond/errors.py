@@ -242,12 +242,16 @@ def unknown_state(name: str, known: Iterable[str]) -> UnknownResident:
     return UnknownResident(f"there is no state {name!r} in this pond", hint=_holds(known), resident=name)
 
 
+def unknown_window(name: str, known: Iterable[str]) -> UnknownResident:
+    return UnknownResident(f"there is no window {name!r} in this pond", hint=_holds(known), resident=name)
+
+
 def unknown_table(name: str, known: Iterable[str], where: str = "this pond") -> UnknownTable:
     return UnknownTable(f"there is no table {name!r} in {where}", hint=_holds(known), table=name)
 
 
-def _holds(known: Iterable[str]) -> str:
-    return f"it holds: {', '.join(sorted(known)) or 'none yet'}; to make one, give key= and value="
+def _holds(known: Iterable[str], made_by: str = "key= and value=") -> str:
+    return f"it holds: {', '.join(sorted(known)) or 'none yet'}; to make one, give {made_by}"
 
 
 def wrong_time_kind(whose: str, expected: str, actual: str, column: str = "") -> WrongType:
@@ -375,6 +379,36 @@ class BadTransaction(MillpondError, ValueError):
     """A transaction function that cannot be used: `line` says where, counted as in the file that holds it."""
 
     fields = ("transaction", "line")
+
+
+class BadProgram(MillpondError, ValueError):
+    """A program that cannot be translated: `file` and `line` say where, `method` in which of its methods."""
+
+    fields = ("program", "method", "file", "line")
+    program: str
+    method: str
+    file: str
+    line: int
+
+
+class ProgramFailed(MillpondError, RuntimeError):
+    """A call of a program that raised, or went through too many tasks. Its epoch changed nothing.
+
+    `row` is the number of the call in its epoch, `line` that of the file which holds the program.
+    """
+
+    fields = ("program", "method", "line", "row")
+    program: str
+    method: str
+    line: int
+    row: int
+
+
+class Rejected(MillpondError, RuntimeError):
+    """A call that a program turned away with `mp.reject`: it changed nothing."""
+
+    fields = ("reason",)
+    reason: str
 
 
 class UnknownKind(MillpondError, LookupError):

@@ -132,6 +132,21 @@ def create(path: AnyPath) -> int:
     return handle
 
 
+def open_to_append(path: AnyPath) -> int:
+    """A handle at the end of a file, which is made for this user alone where there is none; no link is followed.
+
+    Not O_APPEND, with which systems refuse to copy from file to file: one writer at a time.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags)
+    except FileNotFoundError:
+        handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        os.fchmod(handle, 0o600)
+    os.lseek(handle, 0, os.SEEK_END)
+    return handle
+
+
 def write_text(path: str, text: str) -> None:
     """Puts a file for this user alone in place of what had the name: whole, or not at all."""
     temporary = f"{path}.tmp"

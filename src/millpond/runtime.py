@@ -36,6 +36,17 @@ class Lock(Protocol):
     ) -> None: ...
 
 
+class Signal(Protocol):
+    """Something has happened that one waits for. Set, it stays set until it is cleared."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, timeout: float) -> bool:
+        """Until it is set: True; or until so many seconds are over: False."""
+
+
 class Runtime(Protocol):
     """Time, chance and concurrency, as the shells of the pond get them: from threads, or from a simulation."""
 
@@ -45,6 +56,8 @@ class Runtime(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
     def lock(self) -> Lock: ...
+
+    def signal(self) -> Signal: ...
 
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Work on all items at the same time, and wait for all; then raise the first failure, in item order."""
@@ -85,6 +98,9 @@ class Threads:
 
     def lock(self) -> Lock:
         return threading.RLock()
+
+    def signal(self) -> Signal:
+        return threading.Event()
 
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if len(items) <= 1:
@@ -127,6 +143,9 @@ class Serial:
     def lock(self) -> Lock:
         return threading.RLock()
 
+    def signal(self) -> Signal:
+        return SerialSignal(self)
+
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         results, failures = [], []
         for item in items:
@@ -141,8 +160,32 @@ class Serial:
     def spawn(self, work: Callable[[], object], name: str) -> None:
         work()
 
+    def pause(self, deadline: float) -> None:
+        """What there is to do before that time, while one waits."""
+        self._now = max(self._now, deadline)
+
     def bits(self, count: int) -> int:
         return self._random.getrandbits(count)
 
     def close(self) -> None:
         pass
+
+
+class SerialSignal:
+    """Nobody else runs who could set it: to wait for it moves the clock."""
+
+    def __init__(self, runtime: Serial) -> None:
+        self._runtime = runtime
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float) -> bool:
+        deadline = self._runtime.now() + timeout
+        while not self._is_set and self._runtime.now() < deadline:
+            self._runtime.pause(deadline)
+        return self._is_set

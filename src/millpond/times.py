@@ -93,6 +93,17 @@ def delay_for(kind: TimeKind, delay: str | timedelta | SupportsIndex) -> int:
     return amount
 
 
+def format_duration(micros: int) -> str:
+    """A duration for people, as `parse_duration` reads it: in the largest unit of which it is a whole number."""
+    unit, length = next(
+        (unit, length)
+        for unit, length in sorted(_UNITS.items(), key=lambda each: -each[1])
+        if micros % length == 0
+    )
+    amount = micros // length
+    return f"{amount} {unit}{'' if amount == 1 else 's'}"
+
+
 def watermark_after(before: Progress, newest: int | None, delay: int) -> Progress:
     """The watermark that follows when rows came, the newest of that time: `delay` behind it, and never back."""
     if newest is None or newest - delay < TIME_MIN:

@@ -320,6 +320,14 @@ def test_a_disk_that_is_gone_when_the_pond_opens_again(how: str, lost: int) -> N
     scene.check()
 
 
+def test_backups_that_are_not_durable_when_they_answer_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A canary: what is beside this does not hold by chance."""
+    sync = LossyFiles.sync
+    monkeypatch.setattr(LossyFiles, "sync", lambda self, path: "b/" in str(path) or sync(self, path))
+    with pytest.raises((MillpondError, AssertionError)):
+        test_a_disk_that_is_gone_when_the_pond_opens_again("ended", 0)
+
+
 def test_a_disk_that_is_gone_right_after_one_that_was_lost_came_back() -> None:
     """Those who were promoted rest on their own files, and are backed up anew before the next is lost."""
     scene = made(2)

@@ -12,6 +12,7 @@ import pytest
 
 import millpond as mp
 from millpond.container import checkpoints, core
+from millpond.container.lease import Lease
 from millpond.errors import Unavailable
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
@@ -125,7 +126,7 @@ def test_a_slice_in_which_an_epoch_begins_after_the_plan_stays_behind(
 
     with monkeypatch.context() as patch, ExitStack() as running:
 
-        def planned() -> Any:
+        def planned(*asked: Any) -> Any:
             plan = plan_checkpoint()
             running.enter_context(busy(held.lock))
             return plan
@@ -162,6 +163,13 @@ def test_a_question_that_waited_while_the_container_was_stopped_brings_no_lease(
     # Who hears what it answers now has not relieved it.
     container.call(Ping(4.0, late[-1].number))
     container._lease.check()
+
+
+def test_a_lease_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A canary of the same."""
+    monkeypatch.setattr(Lease, "holds", lambda _: True)
+    with pytest.raises(pytest.fail.Exception):
+        test_a_question_that_waited_while_the_container_was_stopped_brings_no_lease(monkeypatch)
 
 
 def test_who_waits_for_a_busy_slice_keeps_nobody_from_the_others() -> None:

@@ -30,6 +30,7 @@ from millpond.errors import (
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.base import SliceId
+from millpond.wire.epochs import CommitEpoch
 from millpond.wire.figures import AskFigures
 from millpond.wire.house import ContainerStatus
 from millpond.wire.states import ReadSlices
@@ -223,6 +224,48 @@ def test_rows_that_were_staged_before_a_move_are_staged_again() -> None:
     scene.epoch(1)
     assert moved
     scene.check(2)
+
+
+def test_a_slice_that_goes_while_its_rows_are_staged_loses_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever rows lie, they are of the right number and digest; they must lie where their slice is."""
+    scene = Scene(LossyFiles())
+    scene.place(0, 0, 1, 1, 2, 2)
+    scene.epoch(0)
+    holding = type(scene.pond.hosting.services[0].core.holding("s"))
+    check, moved = holding.check, []
+
+    def checked(self: Any, rows: Any) -> Any:
+        out = check(self, rows)
+        if not moved:
+            # The others take what they are sent: nobody notices.
+            moved.append(scene.place(1, 0, 1, 1, 2, 2))
+        return out
+
+    monkeypatch.setattr(holding, "check", checked)
+    scene.epoch(1)
+    assert moved
+    scene.check(2)
+
+
+def test_rows_of_a_slice_that_is_not_there_are_not_prepared() -> None:
+    scene = Scene(LossyFiles())
+    scene.epoch(0)
+    core = scene.pond.hosting.services[0].core
+    commit, staged = scene.pond._client._coordinator.call, []
+
+    def without_the_slice(message: Any, *given: Any) -> Any:
+        if isinstance(message, CommitEpoch) and not staged:
+            staged.append(core._staged.rows)
+            core.holding("s").slices.pop(min(core.owned))
+        return commit(message, *given)
+
+    scene.pond._client._coordinator.call = without_the_slice  # type: ignore[method-assign]
+    with pytest.raises(Moved):
+        scene.epoch(1)
+    assert staged[0] > 0
+    assert not core._logged
 
 
 def steps(owners: tuple[int, ...]) -> list[Callable[[Scene], None]]:

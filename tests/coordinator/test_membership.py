@@ -6,10 +6,13 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from millpond.coordinator.detector import LEASE_S
 from millpond.coordinator.hosting import Host
 from millpond.coordinator.membership import Membership
 from millpond.errors import Unavailable
-from millpond.runtime import Threads
+from millpond.runtime import Serial, Threads
 from millpond.wire.base import Done, Term
 
 
@@ -22,6 +25,9 @@ class Hosts:
         return Host(self.started, f"at:{self.started}")
 
     def alive(self, container: int) -> bool:
+        return True
+
+    def has_ended(self, container: int) -> bool:
         return True
 
     def stop(self) -> None:
@@ -103,4 +109,35 @@ def test_whoever_could_not_serve_the_slices_of_one_that_ended_is_asked_again_whi
     membership.recover(0)
     membership.recover(0)
     assert assignment.relieved == [0, 0]
+    membership.close()
+
+
+class Unheard(Hosts):
+    """Nobody knows whether what was killed runs on."""
+
+    ended = False
+
+    def has_ended(self, container: int) -> bool:
+        return self.ended
+
+    def kill(self, container: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_others_serve_what_a_container_had_once_it_answers_nobody(ended: bool) -> None:
+    """It may run on where its end is not certain: until its lease is over, readers may be answered by it."""
+    hosts, runtime = Unheard(), Serial()
+    relief, connection = Relief(hosts), SimpleNamespace(call=lambda message: Done(), close=lambda: None)
+    relieved_s: list[float] = []
+    relief.relieve = lambda container: relieved_s.append(runtime.now())  # type: ignore[method-assign]
+    membership = Membership(lambda address: connection, relief, runtime)  # type: ignore[arg-type,return-value]
+    membership.start(hosts, [0])
+    runtime.sleep(100.0)
+    membership.detector.hears(0, membership.live[0].term, runtime.now())
+    runtime.sleep(1.0)
+    hosts.ended = ended
+    membership.recover(0, broken=True)
+    [at_s] = relieved_s
+    assert at_s == pytest.approx(101.0 if ended else 100.0 + LEASE_S, abs=0.1)
     membership.close()

@@ -109,3 +109,20 @@ def test_no_thread_to_be_had_is_no_error(scene: Scene, monkeypatch: pytest.Monke
 def test_outputs_that_are_owed_are_not_early() -> None:
     with pytest.raises(BadMessage):
         message(early=True, owes=True)
+
+
+def test_slices_that_are_to_move_wait_no_longer_for_what_is_not_visible_than_for_epochs(scene: Scene) -> None:
+    """It may take minutes, and epochs of other residents are held up meanwhile."""
+    left: list[Any] = []
+    scene.runtime.spawn = lambda work, name: left.append(work)  # type: ignore[method-assign]
+    with scene.commits.paused_soon(["a", "s"], 0.2) as is_paused:
+        assert not is_paused
+        assert scene.commits._locks["a"].acquire(timeout=0)
+    assert scene.runtime.now() == pytest.approx(0.2, abs=0.02)
+    assert scene.containers.brought == 0, "not by that hand"
+    assert len(left) == 1
+    scene.containers.live = (0,)
+    left.pop()()
+    assert scene.is_visible
+    with scene.commits.paused_soon(["a", "s"], 0.2) as is_paused:
+        assert is_paused

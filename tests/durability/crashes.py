@@ -153,9 +153,9 @@ class CountedFiles(LossyFiles):
 
 
 def _counting(name: str) -> Any:
-    def change(self: CountedFiles, *arguments: Any, **named: Any) -> None:
+    def change(self: CountedFiles, *arguments: Any, **named: Any) -> Any:
         self._count()
-        getattr(LossyFiles, name)(self, *arguments, **named)
+        return getattr(LossyFiles, name)(self, *arguments, **named)
 
     return change
 

@@ -29,7 +29,7 @@ def compiled():
 millpond.kernels.warm_up()
 before = compiled()
 sys.path[:0] = sys.argv[1:]
-import test_keys, test_rows, test_together, test_versioned
+import test_keys, test_rowlog, test_rows, test_together, test_versioned
 test_versioned.test_many_random_batches_across_growth("i64", 2)
 test_versioned.test_many_random_batches_across_growth("bytes", 1)
 test_versioned.test_read_only_strided_and_unaligned_input()
@@ -44,6 +44,8 @@ test_keys.test_empty_batches()
 for name in test_rows.VALUES:
     test_rows.test_order_partition_and_offsets_make_no_difference(name)
     test_rows.test_answers_return_to_the_order_of_their_batch(name)
+for name in test_rowlog.SCHEMAS:
+    test_rowlog.compare_with_oracle(test_rowlog.unaligned_in_memory(test_rowlog.SCHEMAS[name]), name, 1)
 after = compiled()
 late = sorted(k for k in after if after[k] > before.get(k, 0))
 assert not late, late
@@ -81,6 +83,8 @@ def test_the_same_answers_without_the_compiler() -> None:
         f"{STORES}/test_together.py::test_slices_together_are_as_each_by_itself[ttl-False-i64]",
         f"{STORES}/test_keys.py",
         f"{STORES}/test_rows.py",
+        f"{STORES}/test_rowlog.py::test_any_sequence_gives_what_the_oracle_gives[unaligned-0-nested]",
+        f"{STORES}/test_rowlog.py::test_any_sequence_gives_what_the_oracle_gives[unaligned-1-longs]",
         f"{HERE}/test_hashing.py",
         f"{SECURITY}/test_chosen_keys.py::test_byte_keys_have_siphash",
         f"{SECURITY}/test_chosen_keys.py::test_equal_hashes_mean_equal_longs",

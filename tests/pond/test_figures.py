@@ -173,6 +173,51 @@ def test_figures_of_a_group_are_its_home_slices() -> None:
     assert home["cpu_s"] > 0
 
 
+def test_figures_of_windows_joins_and_dedups() -> None:
+    pond = LocalPond(LossyFiles(), containers=2, slices=4, window_bytes=2_000)
+    window = pond.window("w", key="k long", window=mp.session(10), aggregate={"median": mp.median("v")})
+    join = pond.join("j", key="k long", left="v long", right="v2 long", window=mp.tumbling(10))
+    dedup = pond.dedup("d", key="k long")
+    over = window.over(at="t")
+    over(rows(range(1000), 1), 0)
+    metrics = pond.metrics()
+    figures = metrics["windows"]["w"]
+    assert (figures["rows"], figures["fired"], figures["open"]) == (1000, 0, 1000)
+    assert figures["bytes"] > 0
+    assert figures["spilled_bytes"] > 0
+    assert figures["store_written_bytes"] >= figures["spilled_bytes"]
+    assert figures["store_write_s"] > 0
+    over(rows(range(10), 50), 1)
+    over(rows(range(7), 2), 2)
+    assert join.left(at="t")(rows(range(5), 3), 0).num_rows == 0
+    dedup.over(at="t")(pa.concat_tables([rows(range(3), 4)] * 2), 0)
+    metrics = pond.metrics()
+    figures = metrics["windows"]["w"]
+    assert (figures["rows"], figures["fired"], figures["open"]) == (1010, 1000, 10)
+    assert figures["store_read_bytes"] > 0
+    assert metrics["progress"]["w"]["late"] == {"source": 7}
+    assert metrics["joins"]["j"]["rows"] == 5
+    assert metrics["joins"]["j"]["open"] > 0
+    assert metrics["dedups"]["d"]["dropped"] == 3
+    lines = exposition(metrics).splitlines()
+    assert all(SAMPLE.fullmatch(line) for line in lines if not line.startswith("#"))
+    for expected in (
+        'millpond_window_fired_total{window="w"} 1000',
+        'millpond_window_open{window="w"} 10',
+        f'millpond_window_spilled_bytes{{window="w"}} {figures["spilled_bytes"]}',
+        'millpond_late_rows_total{resident="w",updater="source"} 7',
+        'millpond_dedup_dropped_total{dedup="d"} 3',
+        "# TYPE millpond_window_store_compact_seconds_total counter",
+    ):
+        assert expected in lines
+    counts = pond.window("c", key="k long", window=mp.tumbling(10), aggregate={"n": mp.count()})
+    counts.over(at="t")(rows(range(100), 1), 0)
+    figures = pond.metrics()["windows"]["c"]
+    assert figures["store_write_s"] > 0
+    assert figures["store_read_s"] > 0
+    pond.validate()
+
+
 def test_progress_and_waiting_rows() -> None:
     pond = LocalPond(LossyFiles())
     state = pond.state("s", key="long", value="long")
@@ -187,6 +232,7 @@ def test_progress_and_waiting_rows() -> None:
         "updaters": {"feed": -math.inf, "silent": -math.inf},
         "fetchers": {},
         "held_by": ["feed", "silent"],
+        "late": {"feed": 0, "silent": 0},
     }
     feed(rows(range(3), 5), 0)
     asking = state.fetch(key="k", at="t", into="x", name="views").to(lambda answers, epoch: None)

@@ -144,11 +144,11 @@ def test_what_is_no_span(span: Any) -> None:
 def test_a_span_of_another_kind_than_the_times(pond: LocalPond) -> None:
     state = pond.state("a", key="long", value="long", compact=mp.ttl("2 days"))
     feed = state.update(key="k", at="t", value="v", name="feed")
-    refused(MillpondError, lambda: feed(pa.table({"k": [1], "t": [1], "v": [1]}), 0), "timestamp")
+    refused(MillpondError, lambda: feed(pa.table({"k": [1], "t": [1], "v": [1]}), 0), "are texts with a unit")
     other = pond.state("b", key="long", value="long", compact=mp.ttl(5))
     feed = other.update(key="k", at="t", value="v", name="feed")
     moment = pa.array([datetime(2026, 1, 1, tzinfo=UTC)])
-    refused(MillpondError, lambda: feed(pa.table({"k": [1], "t": moment, "v": [1]}), 0), "long")
+    refused(MillpondError, lambda: feed(pa.table({"k": [1], "t": moment, "v": [1]}), 0), "are integers, and")
     assert [figures["versions"] for figures in pond.metrics()["states"].values()] == [0, 0]
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_load import PROGRESS_S_MAX, Load, await_true, check_accounts, check_answers
+from chaos_load import FIRST_S_MAX, PROGRESS_S_MAX, Load, await_true, check_accounts, check_answers
 
 import millpond as mp
 from millpond.coordinator import hosting
@@ -206,8 +206,8 @@ class Faults:
 
     def run(self, seconds: float) -> None:
         """For so long, and until every kind has happened."""
+        self.load.wait_until_moved(FIRST_S_MAX)
         deadline = time.monotonic() + seconds
-        self.load.wait_until_moved()
         for kind in self.plan():
             if time.monotonic() > deadline and set(self.happened) == set(KINDS):
                 return

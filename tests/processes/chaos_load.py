@@ -27,6 +27,8 @@ DELAY = 100
 FEEDS = ("even", "odd")
 PAUSE_S = 0.03
 PROGRESS_S_MAX = 60.0
+FIRST_S_MAX = 180.0
+"""Transactions are compiled before the first one runs, by every process that it takes."""
 
 
 # The stream: rows of an epoch follow from its number
@@ -381,12 +383,12 @@ class Load:
             if worker.failure is not None:
                 raise AssertionError(f"{worker.name}: {worker.failure!r}") from worker.failure
 
-    def wait_until_moved(self) -> None:
+    def wait_until_moved(self, seconds: float = PROGRESS_S_MAX) -> None:
         """All of them do, or the run fails."""
         before = {worker.name: worker.done for worker in self.workers}
         await_true(
             lambda: all(worker.done > before[worker.name] for worker in self.workers),
-            PROGRESS_S_MAX,
+            seconds,
             lambda: f"stuck: {[w.name for w in self.workers if w.done == before[w.name]]}",
             self.check,
         )

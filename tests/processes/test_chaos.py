@@ -16,7 +16,9 @@ from chaos import KINDS, chaotic
 from chaos_load import await_true
 from test_kill import await_none_at, handles_to
 
-SECONDS = float(os.environ.get("MILLPOND_CHAOS_SECONDS", "45"))
+pytestmark = pytest.mark.usefixtures("started_as_ever")
+
+SECONDS = float(os.environ.get("MILLPOND_CHAOS_SECONDS", "60"))
 SEED = int(os.environ.get("MILLPOND_CHAOS_SEED", "1"))
 
 

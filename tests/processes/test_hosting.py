@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,9 @@ from millpond.coordinator.service import CoordinatorService
 from millpond.errors import ContainerFailed
 from millpond.wire.base import Term
 from millpond.wire.sockets import SocketDirectory
+from patience import wait_until
+
+pytestmark = pytest.mark.usefixtures("started_as_ever")
 
 
 @pytest.fixture
@@ -41,13 +44,6 @@ def embedded(root: Path, exits: list[int]) -> Iterator[Embedded]:
     sockets.remove()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
@@ -67,7 +63,8 @@ def test_containers_come_go_and_tell_how_they_ended(
     wait_until(lambda: exits == [0])
     assert not embedded.alive(0)
     assert embedded.alive(1)
-    assert embedded.last_words(0).startswith("ended by signal 11 (SIGSEGV): Current thread")
+    assert embedded.last_words(0).startswith("ended by signal 11 (SIGSEGV): ")
+    assert "(most recent call first)" in embedded.last_words(0), "its threads, or the last of them"
     # One that does not listen is killed.
     monkeypatch.setattr(hosting, "STOP_TIMEOUT_S", 0.5)
     os.kill(hosts[1].pid, signal.SIGSTOP)
@@ -108,13 +105,13 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
 def test_several_that_do_not_listen_are_ended_at_once(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosting, "STOP_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(hosting, "STOP_TIMEOUT_S", 4.0)
     pids = [embedded.start(number, Term(1)).pid for number in range(2)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     started = time.monotonic()
     embedded.stop()
-    assert time.monotonic() - started < 2.8
+    assert time.monotonic() - started < 7.8, "not one after the other"
     assert all(map(is_gone, pids))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from millpond import private
-from millpond.coordinator import spark_hosting
+from millpond.coordinator import spark_home, spark_hosting
 from millpond.coordinator.hosting import Host
 from millpond.coordinator.passes import Passes
 from millpond.coordinator.spark_cluster import Cluster, Executor, choose
@@ -49,6 +49,7 @@ hello = '{"address": "%s"}' % name
 if not os.path.exists(f"{root}/token"):
     hello = '{"error": "BadRoot", "message": "there is no token"}'
 line.sendall(hello.encode() + bytes([10]))
+while os.path.exists(f"{root}/busy"): pass
 line.recv(1)
 """
 WORKER = """
@@ -352,6 +353,21 @@ def test_strangers_at_the_home_are_hung_up_on(
     hosting._places.clear()
 
 
+def test_strangers_who_say_nothing_do_not_keep_a_task_out(hosting: SparkHosting) -> None:
+    """They would be heard for ten seconds; one more than there is room for ends the oldest."""
+    address = hosting._home.host, hosting._home.port
+    idle = [socket.create_connection(address, timeout=10) for _ in range(2 * spark_home.PENDING_MAX)]
+    try:
+        began = time.monotonic()
+        assert hosting.start(0, Term(1)).pid
+        assert time.monotonic() - began < spark_home.HANDSHAKE_S / 2
+        assert idle[0].recv(1) == b"", "the oldest is gone"
+        assert len(hosting._home._strangers) <= spark_home.PENDING_MAX
+    finally:
+        for stranger in idle:
+            stranger.close()
+
+
 def test_a_task_speaks_with_its_own_driver_only(hosting: SparkHosting) -> None:
     with (
         socket.create_connection((hosting._home.host, hosting._home.port), timeout=10) as plain,
@@ -373,12 +389,30 @@ def test_who_falls_silent_is_taken_for_gone_once_its_lease_is_over(
         os.kill(worker.pid, signal.SIGSTOP)
         wait_until(lambda: exits == [0])
         assert hosting.last_words(0).startswith("was not heard of any more")
+        assert not hosting.alive(0)
+        assert not hosting.has_ended(0), "nobody knows, as long as its lease lasts"
         os.kill(worker.pid, signal.SIGCONT)  # it finds that it was hung up on, and ends what it keeps
         wait_until(lambda: is_gone(host.pid), 5)
+        wait_until(lambda: hosting.has_ended(0), 5)
         assert hosting.start(0, Term(1)).pid != host.pid
     finally:
         hosting.stop()
         sockets.remove()
+
+
+def test_a_process_that_is_at_work_is_told_from_one_that_is_stopped(
+    hosting: SparkHosting, root: Path
+) -> None:
+    """It may keep its interpreter to itself, and answer nobody for longer than others may be silent."""
+    (root / "busy").touch()
+    host = hosting.start(0, Term(1))
+    wait_until(lambda: hosting.is_busy(0), 5)
+    os.kill(host.pid, signal.SIGSTOP)
+    wait_until(lambda: not hosting.is_busy(0), 5)
+    os.kill(host.pid, signal.SIGCONT)
+    wait_until(lambda: hosting.is_busy(0), 5)
+    (root / "busy").unlink()
+    wait_until(lambda: not hosting.is_busy(0), 5)
 
 
 def test_a_driver_that_is_killed_leaves_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ import pytest
 import millpond as mp
 from millpond.errors import CodeFailed, CodeTookTooLong, OutOfMemory
 
+# Limits of memory are met by what a container of users takes.
+pytestmark = pytest.mark.usefixtures("started_as_ever")
+
 SECONDS = 4
 MEMORY = 1 << 30
 

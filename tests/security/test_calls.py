@@ -42,7 +42,19 @@ from millpond.kernels.hashing import slices_of
 from millpond.stores.keys import Keys
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
-from millpond.wire import backups, epochs, figures, house, moves, passes, questions, states, waiting
+from millpond.wire import (
+    backups,
+    epochs,
+    figures,
+    house,
+    moves,
+    passes,
+    programs,
+    questions,
+    rounds,
+    states,
+    waiting,
+)
 from millpond.wire.base import Call, Done, Exchange, Message, Read, Request, Turn
 from millpond.wire.codec import CONTROL_BYTES_MAX, decode, encode
 from millpond.wire.connection import SlicedBatch
@@ -55,6 +67,8 @@ from millpond.wire.roles import ROLES, Role
 from millpond.wire.sockets import SocketDirectory
 from millpond.wire.specs import Resident
 from millpond.wire.states import Question, ReadSlices, RowsWork, StateSpec
+
+pytestmark = pytest.mark.usefixtures("started_as_ever")
 
 SLICES = 8
 SERVERS = ("coordinator", "container")
@@ -101,6 +115,7 @@ CALLS: dict[str, set[type[Any]]] = {
         *(figures.AskFigures, figures.AskSlice),
         *(epochs.Prepare, epochs.Discard, epochs.Apply, passes.Certify),
         *(backups.Enlist, backups.Copy, backups.AskLag, backups.Promote, backups.Demote, backups.Dismiss),
+        backups.GetReady,
         *(house.ListSnapshots, house.LetGo, moves.SetThreads),
     },
 }
@@ -383,8 +398,8 @@ def test_every_call_and_every_message_without_the_token_is_refused(
     assert tried.total() == len(ALL_MESSAGES) * (len(METHODS) if bad in {"none", "wrong"} else 1)
 
 
-STAGED = {epochs.Stage, waiting.KeepWaiting, waiting.ReadWaiting}
-AMONG_CONTAINERS = {backups.BackUp, backups.ReadHeld}
+STAGED = {epochs.Stage, waiting.KeepWaiting, waiting.ReadWaiting, programs.RunTasks}
+AMONG_CONTAINERS = {backups.BackUp, backups.ReadHeld, rounds.RoundRows}
 READ = (
     (READS | EXCHANGES) - STAGED - AMONG_CONTAINERS
     | {*(house.ListResidents, house.Locate, questions.AskPending, questions.AskProgress)}

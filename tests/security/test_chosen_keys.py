@@ -272,13 +272,16 @@ def pond(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mp.Pond]:
         yield opened
 
 
-def wall_ratio(chosen: Callable[[], object], usual: Callable[[], object]) -> float:
-    """As `cpu_ratio`, of work that other processes do."""
+def pond_ratio(pond: mp.Pond, chosen: Callable[[], object], usual: Callable[[], object]) -> float:
+    """As `cpu_ratio`, of work that containers do, too: how busy the machine is with others does not count."""
+
+    def spent() -> float:
+        return time.process_time() + sum(own["cpu_s"] for own in pond.metrics()["containers"].values())
 
     def seconds(work: Callable[[], object]) -> float:
-        start = time.monotonic()
+        start = spent()
         work()
-        return time.monotonic() - start
+        return spent() - start
 
     usual_seconds = min(seconds(usual) for _ in range(2))
     return min(seconds(chosen) for _ in range(2)) / max(usual_seconds, 0.2)
@@ -308,7 +311,7 @@ def test_a_state_takes_and_finds_chosen_keys_in_time(pond: mp.Pond, key: str) ->
         asked = pa.table({"k": keys[:-1], "t": np.full(len(keys) - 1, times[-2])})
         assert np.array_equal(fetch.now(asked)["v"].to_numpy(), numbers[:-1])
 
-    assert wall_ratio(lambda: work(chosen), lambda: work(usual)) < 5
+    assert pond_ratio(pond, lambda: work(chosen), lambda: work(usual)) < 5
 
 
 @compiled
@@ -324,4 +327,4 @@ def test_transactions_take_chosen_keys_in_time(pond: mp.Pond) -> None:
         assert outcomes["committed"].to_numpy().sum() == len(keys)
 
     longs, random = chosen_longs(), np.random.default_rng(3).integers(-(2**63), 2**63, LONGS)
-    assert wall_ratio(lambda: work(longs), lambda: work(random)) < 5
+    assert pond_ratio(pond, lambda: work(longs), lambda: work(random)) < 5

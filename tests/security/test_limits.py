@@ -41,6 +41,9 @@ from millpond.wire.handshake import bearer, read_only_token
 from millpond.wire.house import Ping
 from millpond.wire.sockets import SocketDirectory
 from millpond.wire.states import Question, ReadSlices
+from patience import wait_until
+
+pytestmark = pytest.mark.usefixtures("started_as_ever")
 
 MIB = 1 << 20
 BIG = 256 << 10
@@ -295,13 +298,6 @@ def is_refused(connection: FlightConnection) -> bool:
     except Unauthorised:
         pass  # a reader may not ask that, but it may ask
     return False
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_idle_calls_of_a_reader_do_not_keep_others_out(

@@ -24,6 +24,8 @@ from millpond.errors import BadRoot, NotPrivate, Unauthorised
 from millpond.pond.roots import own_root
 from millpond.wire.sockets import SocketDirectory
 
+pytestmark = pytest.mark.usefixtures("started_as_ever")
+
 TOKEN = "t" * 43
 
 

@@ -36,7 +36,10 @@ from millpond.wire.handshake import read_only_token
 from millpond.wire.house import OpenResident
 from millpond.wire.states import StateSpec
 
-pytestmark = pytest.mark.filterwarnings("ignore::millpond.RuleInterpreted")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::millpond.RuleInterpreted"),
+    pytest.mark.usefixtures("started_as_ever"),
+]
 
 ODD = 'x"): pass; raise SystemExit #'
 """A name that would end a line of code."""

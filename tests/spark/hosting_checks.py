@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -131,6 +132,101 @@ def check_errors_cross(pond: mp.Pond) -> None:
     else:
         raise AssertionError
     pond.forget("counts")
+
+
+def check_slices_move_and_containers_come_and_go(pond: mp.Pond) -> None:
+    first, second = sorted(container.id for container in pond.containers())[:2]
+    with counts(pond) as (state, feed, oracle):
+        feed(0)
+        for epoch, to in enumerate((second, first), start=1):
+            assert all(move.stage == "moved" for move in pond.move([0, 1, 2], to=to))
+            assert {pond.placement()[number] for number in range(3)} == {to}
+            feed(epoch)
+            assert answers(state, epoch - 1) == [
+                (key, oracle.fetch_latest(key, epoch - 1)) for key in range(KEYS + 1)
+            ]
+        assert all(move.is_over for move in pond.rebalance(by="rows"))
+        count = len(pond.containers())
+        pond.scale(containers=count - 1, threads=1)
+        assert set(pond.placement().values()) == {each.id for each in pond.containers()}
+        feed(3)
+        pond.scale(containers=count)
+        assert len(set(pond.placement().values())) == count
+        feed(4)
+        assert answers(state, 3) == [(key, oracle.fetch_latest(key, 3)) for key in range(KEYS + 1)]
+
+
+def check_a_container_goes_with_its_disk(pond: mp.Pond) -> None:
+    if not pond.metrics()["slices"][0].get("backups_wanted"):
+        return
+    with counts(pond) as (state, feed, oracle):
+        feed(0)
+        wait_until(lambda: all(each["backups"] for each in pond.metrics()["slices"].values()), 30)
+        feed(1)
+        victim, root = pond.containers()[0], Path(pond._locate().root)
+        gone = [*root.glob(f"containers/t*-c{victim.id:04}*"), *root.glob(f"backups/t*-c{victim.id:04}*")]
+        assert gone
+        for directory in gone:
+            shutil.rmtree(directory)
+        wait_until(lambda: victim.pid not in [each.pid for each in pond.containers()], 30)
+        feed(2)
+        assert answers(state, 1) == [(key, oracle.fetch_latest(key, 1)) for key in range(KEYS + 1)]
+
+
+def check_what_is_forgotten_is_gone_and_what_is_checkpointed_is_there(pond: mp.Pond) -> None:
+    with counts(pond) as (state, feed, _):
+        feed(0)
+        pond.checkpoint()
+        victim = pond.containers()[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        feed(1)
+        assert state.snapshot().num_rows == KEYS
+    assert "counts" not in pond.states()
+    with counts(pond) as (state, _, _):
+        assert state.snapshot().num_rows == 0
+
+
+def check_rows_wait(pond: mp.Pond) -> None:
+    with counts(pond) as (state, feed, _):
+        feed(0)
+        rows: list[dict[str, Any]] = []
+        fetch = state.fetch(key="k", at="t", into="v", name="asking")
+        asking = fetch.to(lambda table, epoch: rows.extend(table.to_pylist()))
+        # U is 0: what asks for that time and later ones is answered once it has gone on.
+        asking(pa.table({"k": [1, 2], "t": [0, 1]}), 0)
+        assert (asking.pending().rows, rows) == (2, [])
+        feed(1)
+        feed(2)
+        assert asking.drain().rows == 0
+        assert sorted((row["k"], row["v"]) for row in rows) == [(1, 1), (2, 1002)]
+
+
+def check_a_window(pond: mp.Pond) -> None:
+    window = pond.window("per_ten", key="k long", window=mp.tumbling(10), aggregate={"n": mp.count()})
+    source = window.over(key="k", at="t", name="feed")
+    assert len(source(pa.table({"k": [1, 1, 2], "t": [1, 2, 3]}), 0)) == 0
+    assert window.now([1])["n"].to_pylist() == [2]
+    fired = source(pa.table({"k": [1], "t": [12]}), 1).sort_by("k")
+    assert fired["n"].to_pylist() == [2, 1]
+    pond.forget(window)
+
+
+class Votes:
+    counts: mp.Partitioned[mp.Map[int, int]]
+
+    def vote(self, key: int) -> None:
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    def count(self, key: int) -> int:
+        return self.counts.get(key, 0)
+
+
+def check_a_program(pond: mp.Pond) -> None:
+    votes = pond.program("votes", mp.program(Votes))
+    votes.call("vote", name="feed")(pa.table({"key": [1, 2, 1]}), 0)
+    votes.vote(key=1)
+    assert [votes.count(key=key) for key in (1, 2, 3)] == [3, 1, 0]
+    pond.forget("votes")
 
 
 CHECKS = [value for name, value in globals().items() if name.startswith("check_")]

@@ -29,7 +29,7 @@ SERVE = [sys.executable, "-c", "from millpond.cli import main; main()", "serve"]
 def hosted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[mp.Pond]:
     root = tmp_path_factory.mktemp("hosted") / "pond"
     if request.param == "standalone":
-        command = [*SERVE, "--root", str(root), "--containers", "2"]
+        command = [*SERVE, "--root", str(root), "--containers", "2", "--backups", "1"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
             assert served.stdout is not None
             address = served.stdout.readline().split(" at ")[1].partition(",")[0]
@@ -37,17 +37,23 @@ def hosted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                 yield pond
             served.terminate()
         return
+    spark = None
     if request.param == "spark":
         from millpond.apps.spark_session import start_spark
 
-        spark = start_spark("millpond-tests", master="local[2,4]", compiled=False)
-        pond = mp.open(root, spark=spark, hosting="spark", containers=1)
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            active.stop()
+        spark = start_spark("millpond-tests", master="local[4,4]", compiled=False)
+        pond = mp.open(root, spark=spark, hosting="spark", containers=2, backups=1)
     else:
-        pond = mp.open(root, containers=2)
+        pond = mp.open(root, containers=2, backups=1)
     pids = [container.pid for container in pond.containers()]
     with pond:
         yield pond
         pids += [container.pid for container in pond.containers()]
+    if spark is not None:
+        spark.stop()  # other tests count the slots of another one
     assert all(map(is_gone, pids))
     assert not (root / "grants").exists()
 

@@ -1,4 +1,4 @@
-"""`spark.read.format("millpond")`: a State as a DataFrame."""
+"""`spark.read.format("millpond")`: a State as a DataFrame, and what is open of a window."""
 
 from __future__ import annotations
 
@@ -44,6 +44,25 @@ def test_what_cannot_be_read_says_why(spark: SparkSession) -> None:
         ({"state": "s", "asOf": "soon"}, "neither a timestamp nor an integer"),
         ({"state": "other"}, "no state"),
         ({"state": "s", "colour": "red"}, "no option"),
+        ({"window": "other"}, "no window 'other'"),
+        ({"window": "s"}, "no window 's'"),
+        ({"window": "w", "asOf": "30"}, "no option 'asof'"),
     ]:
         with pytest.raises(PySparkException, match=message):
             read(spark, **options)
+
+
+def test_open_windows(pond: mp.Pond, spark: SparkSession) -> None:
+    def load(name: str) -> list[tuple[object, ...]]:
+        return sorted(map(tuple, spark.read.format("millpond").option("window", name).load().collect()))
+
+    window = pond.window("w", key="k string", window=mp.session(10), aggregate={"sum": mp.total("v")})
+    with pytest.raises(PySparkException, match="not known before its first rows"):
+        load("w")
+    source = window.over(key="k", at="t")
+    source(pa.table({"k": ["a", "b", "b"], "t": [1, 30, 35], "v": [1, 2, 3]}), 0)
+    assert load("w") == [(30, 45, "b", 5)]
+    assert source.finish().num_rows == 1
+    assert load("w") == []
+    with pytest.raises(PySparkException, match="there is no window 'other'"):
+        load("other")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
+import warnings
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,10 +22,14 @@ from millpond.container.backup_core import BackupCore
 from millpond.container.backups import Backups
 from millpond.container.checkpoints import Checkpoints
 from millpond.container.core import Core
-from millpond.container.holdings.base import HeldSlice
+from millpond.container.holdings.base import HeldSlice, Holding
 from millpond.container.holdings.group import GroupHolding, GroupStore
 from millpond.container.holdings.keyed import KeyedHolding
-from millpond.container.holdings.state import StateHolding
+from millpond.container.holdings.log_needs import LogNeeds
+from millpond.container.holdings.program import ProgramHolding
+from millpond.container.holdings.program_run import EpochCalls
+from millpond.container.holdings.program_store import ProgramStore
+from millpond.container.holdings.window import WindowHolding
 from millpond.container.lease import Lease
 from millpond.container.placing import Placing
 from millpond.container.staging import Staged
@@ -37,9 +42,13 @@ from millpond.coordinator.slices import Slices
 from millpond.coordinator.telling import Telling
 from millpond.coordinator.tidying import Tidying
 from millpond.durable import arrow_files
+from millpond.ops.window import FiringSource, WindowSource
+from millpond.ops.window_intake import WindowIntake
+from millpond.programs.tracking import Tracked
 from millpond.stores import readiness
 from millpond.stores.undo import TableUndo
 from millpond.stores.versioned import VersionedSlice
+from millpond.stores.windows.store import WindowStore, _Frozen
 from millpond.testing import simulate
 from millpond.txn.run.interpreter import InterpretedFunction
 
@@ -287,11 +296,13 @@ CANARIES: dict[str, tuple[int, list[Edit]]] = {
     ),
 }
 
-# Promises of the elastic pond.
+# Promises of the elastic pond. Their seeds take a second, and are tried by `make test`, too; but for
+# those that one seed in two hundred finds: `make test` has canaries of these in `tests/container`.
+RARE = ("a container that was relieved goes on", "a backup answers before its record is durable")
 ELASTIC: dict[str, tuple[int, list[Edit]]] = {
     # Two defences: one alone holds.
     "a container that was relieved goes on": (
-        921,
+        207,
         [
             Edit(
                 Lease,
@@ -299,12 +310,12 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
                 "return self._until_s is None or self._runtime.now() <= self._until_s",
                 "return True",
             ),
-            Edit(StateHolding, "exchange", "if message.seen > self.epochs:", "if False:"),
+            Edit(Holding, "check_seen", "if epochs > self.epochs:", "if False:"),
         ],
     ),
     # Two defences: one alone holds.
     "records that come before the copy are dropped": (
-        204,
+        113,
         [
             Edit(
                 BackupCore,
@@ -316,14 +327,14 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "what was received counts as applied": (
-        3,
+        4,
         [
             Edit(Backups, "give_up", "self.catch_up(resident)", "pass"),
             Edit(BackupCore, "missing", "if not held.has_seen(writer, turn):", "if False:"),
         ],
     ),
     "a backup answers before its record is durable": (
-        163,
+        175,
         [
             Edit(
                 arrow_files,
@@ -338,7 +349,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         [Edit(Placing, "_demote", "self.backups.take_in(slices, grounds)", "pass")],
     ),
     "a promotion forgets what was not known as decided": (
-        18,
+        21,
         [
             Edit(
                 Backups,
@@ -350,8 +361,90 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
     ),
 }
 
+# Promises of windows.
+WINDOWS: dict[str, tuple[int, list[Edit]]] = {
+    "late rows are taken in": (
+        28,
+        [
+            Edit(
+                WindowIntake,
+                "_is_late",
+                "return ends <= bound if bound < math.inf else np.ones(len(ends), np.bool_)",
+                "return np.zeros(len(ends), np.bool_)",
+            )
+        ],
+    ),
+    "windows fire before all sources are there": (
+        27,
+        [Edit(FiringSource, "_planned", "min(own, plan.others)", "own")],
+    ),
+    "snapshots overlook what fired": (
+        0,
+        [Edit(_Frozen, "__init__", "in store.outputs.export()]", "in ()]")],
+    ),
+    "a finish is handed over once": (
+        1,
+        [Edit(WindowSource, "finish", "and not turns.owed and last.drain", "and False")],
+    ),
+    "windows fire twice": (
+        11,
+        [Edit(KeyedHolding, "each", "if held.has_seen(record.writer, record.turn):", "if False:")],
+    ),
+}
+
 # Promises that hold twice, or that a fault breaks only in a rare order: no seed is known that finds these.
 SOUGHT: dict[str, tuple[int, list[Edit]]] = {
+    # Of windows that rest on the log. Histories in `tests/container/test_window_resting.py` find most of them.
+    "the log does not say what had fired before": (
+        0,
+        [
+            Edit(
+                WindowHolding,
+                "stamped",
+                "return record._replace(work=replace(record.work, after=fired))",
+                "return record",
+            )
+        ],
+    ),
+    "records of open windows are let go": (
+        0,
+        [Edit(LogNeeds, "after", " or each.newest >= oldest", "")],
+    ),
+    "records of the last turns are let go": (
+        0,
+        [Edit(LogNeeds, "after", "each.seq in lasting or ", "")],
+    ),
+    "what the last turns fired is made of fewer rows": (
+        0,
+        [
+            Edit(
+                LogNeeds,
+                "oldest",
+                "[oldest_open, *(each.oldest_open for each in _lasting(list(self._records)))]",
+                "[oldest_open]",
+            )
+        ],
+    ),
+    "a snapshot is left while windows in it are open": (
+        0,
+        [Edit(WindowStore, "needs_saved", "self._saved_until >= oldest or ", "")],
+    ),
+    "a snapshot is left with what the last turns fired": (
+        0,
+        [Edit(WindowStore, "needs_saved", " or not self.outputs.are_new(writers)", "")],
+    ),
+    "a snapshot that was left comes back": (
+        0,
+        [
+            Edit(
+                Checkpoints, "_leaves_snapshot", "plan.resting.get(resident_id, 0) > spans[-1].after", "False"
+            )
+        ],
+    ),
+    "a window that is torn rests on the log": (
+        0,
+        [Edit(WindowHolding, "rests_after", "if held.torn:", "if False:")],
+    ),
     # Seed 60071 found it, before peers rebuilt slices from the root.
     "slices go on from an owner that was relieved": (
         60071,
@@ -416,6 +509,44 @@ SOUGHT: dict[str, tuple[int, list[Edit]]] = {
 }
 
 
+PROGRAMS: dict[str, tuple[int, list[Edit]]] = {
+    "an epoch of a program that was discarded stays": (
+        13,
+        [Edit(Tracked, "put_back", "self._set(place, value)", "pass")],
+    ),
+    "what a program's epoch changed is in no delta": (
+        0,
+        [Edit(Tracked, "settle", "self.dirty.update(self.old)", "pass")],
+    ),
+    "what calls returned is not logged": (
+        6,
+        [Edit(ProgramHolding, "_record", "if len(outputs[number]):", "if False:")],
+    ),
+    "lanes are not replayed": (
+        6,
+        [
+            Edit(
+                ProgramStore,
+                "put",
+                "tracked.put(place, value_of(spec, entry))",
+                "entry.lane < 0 and tracked.put(place, value_of(spec, entry))",
+            )
+        ],
+    ),
+    "calls of a slice run in no order": (
+        2,
+        [
+            Edit(
+                EpochCalls,
+                "_run_place",
+                "key=lambda each: (each.row, each.at)",
+                "key=lambda each: (-each.row, each.at)",
+            )
+        ],
+    ),
+}
+
+
 def release(edit: Edit, patch: pytest.MonkeyPatch) -> None:
     """Puts the broken code in the place of the kept."""
     function = getattr(edit.owner, edit.name)
@@ -433,9 +564,9 @@ def release(edit: Edit, patch: pytest.MonkeyPatch) -> None:
             patch.setattr(module, edit.name, scope[edit.name])
 
 
-@pytest.mark.parametrize("name", [*CANARIES, *ELASTIC, *SOUGHT])
+@pytest.mark.parametrize("name", [*CANARIES, *ELASTIC, *WINDOWS, *PROGRAMS, *SOUGHT])
 def test_a_canary_has_its_place_in_the_source(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for edit in (CANARIES | ELASTIC | SOUGHT)[name][1]:
+    for edit in (CANARIES | ELASTIC | WINDOWS | PROGRAMS | SOUGHT)[name][1]:
         kept = getattr(edit.owner, edit.name)
         release(edit, monkeypatch)
         assert getattr(edit.owner, edit.name) is not kept
@@ -445,28 +576,26 @@ SEEDS_MAX = 400
 """Any change of the pond changes what a seed means: where the one that is noted finds nothing, others are tried."""
 
 
-QUICK = (
-    "what was received counts as applied",
-    "a backup answers before its record is durable",
-    "slices are let go before the new owner has a backup",
-    "a promotion forgets what was not known as decided",
-)
-"""Their seeds take a second."""
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in (*ELASTIC, *CANARIES)],
+    [
+        *(name for name in ELASTIC if name not in RARE),
+        *(pytest.param(name, marks=pytest.mark.long) for name in [*RARE, *CANARIES, *WINDOWS, *PROGRAMS]),
+    ],
 )
 def test_a_canary_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted, edits = (ELASTIC | CANARIES)[name]
+    noted, edits = (ELASTIC | CANARIES | WINDOWS | PROGRAMS)[name]
     with monkeypatch.context() as patch:
         for edit in edits:
             release(edit, patch)
         failed = (report for seed in (noted, *range(SEEDS_MAX)) if not (report := simulate(seed)).passed)
         found = next(failed, None)
     assert found is not None, f"{name!r} is not found within {SEEDS_MAX} seeds"
+    if found.seed != noted:
+        warnings.warn(
+            f"to be noted: {name!r} is found by seed {found.seed}, no more by {noted}", stacklevel=1
+        )
     assert f"--start {found.seed} " in str(found)
     report = simulate(found.seed)
     assert report.passed, report

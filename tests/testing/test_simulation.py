@@ -39,9 +39,13 @@ FAULTS = {
     "slices moved live",
     "slow sync",
     "stop",
+    "stop of a container",
+    "stop of the coordinator",
     "bit flipped",
     "kill before a checkpoint",
     "out of memory in a transaction",
+    "out of memory in a window",
+    "rows spilled",
     "unsynced lost",
 }
 
@@ -65,6 +69,8 @@ def test_every_kind_of_fault_came_about() -> None:
     assert did["epochs"] > 450
     assert did["reads"] > 500
     assert did["openings"] > 2 * len(every)
+    assert did["window epochs"] > 200
+    assert did["windows fired"] > 500
 
 
 def test_a_seed_repeats_exactly_in_every_process() -> None:

@@ -195,7 +195,7 @@ def truth(
     chosen = {**asked.parameters, **parameters}
     sql = next((sql for name, sql in asked.variants.items() if chosen.pop(name)), asked.sql)
     tables = {"bids": bids, "auctions": auctions, "persons": persons}
-    with _duckdb().connect() as connection:
+    with duckdb_module().connect() as connection:
         connection.execute("SET enable_progress_bar = false")
         times = pa.int64()
         for name in asked.tables:
@@ -253,7 +253,8 @@ def _with_times(rows: pa.Table, times: pa.DataType) -> pa.Table:
     return rows.combine_chunks()
 
 
-def _duckdb() -> ModuleType:
+def duckdb_module() -> ModuleType:
+    """BadOption where it is not installed."""
     try:
         return importlib.import_module("duckdb")
     except ImportError as error:

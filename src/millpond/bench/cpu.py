@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 # By what the command line has in it; the process that asks is the driver, whatever it runs.
-KINDS = {"java": "java", "pyspark": "workers", "millpond.container": "containers"}
+KINDS = {
+    "java": "java",
+    "pyspark": "workers",
+    "millpond.container": "containers",
+    "millpond.bench.window_container": "containers",
+}
 
 
 def cpu_seconds_by_kind() -> dict[str, float]:
@@ -37,3 +43,14 @@ def cpu_seconds_by_kind() -> dict[str, float]:
 
 def cpu_seconds() -> float:
     return sum(cpu_seconds_by_kind().values())
+
+
+def thread_seconds(process: int, name: str) -> float:
+    """CPU seconds so far of the threads of a process whose names begin so and that are alive."""
+    ticks = 0
+    for thread in Path(f"/proc/{process}/task").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if (thread / "comm").read_text().startswith(name):
+                fields = (thread / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

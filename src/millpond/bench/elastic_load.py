@@ -146,6 +146,11 @@ class Notes(NamedTuple):
         inside = (self.ended[1:] > begin) & (self.ended[:-1] < end)
         return float(gaps[inside].max() * 1e3) if inside.any() else math.nan
 
+    def gap_ms_within(self, begin: float, end: float) -> float:
+        """The longest time between two answers that both lie in there: what follows it has no part in it."""
+        gaps = np.diff(self.ended[(self.ended >= begin) & (self.ended < end)])
+        return float(gaps.max() * 1e3) if len(gaps) else math.nan
+
     def latencies_ms(self, begin: float, end: float) -> npt.NDArray[np.float64]:
         """Of calls that were under way in there."""
         inside = (self.ended > begin) & (self.began < end)

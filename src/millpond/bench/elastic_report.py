@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from millpond.bench.report import save_figure, wide_console
+from millpond.bench.report import cell, save_figure, wide_console
 
 # Of each section: its title, and the figures that it has.
 SECTIONS = {
@@ -109,7 +109,7 @@ def print_table(name: str, results: Sequence[dict[str, Any]]) -> None:
             table.add_column(heading, justify="right")
         for each in own:
             aim = "" if "aim" not in each else f"{each['aim']}: {'yes' if each['reached'] else 'no'}"
-            table.add_row(each["system"], *(_cell(each.get(key)) for key in shown), aim)
+            table.add_row(each["system"], *(cell(each.get(key)) for key in shown), aim)
         console.print(table)
         for setup in dict.fromkeys(each["setup"] for each in own):
             console.print(f"  {setup}", markup=False)
@@ -172,11 +172,3 @@ def plot(path_base: Path, name: str, results: Sequence[dict[str, Any]]) -> list[
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"millpond bench {name}", x=0.01, ha="left")
     return save_figure(figure, path_base)
-
-
-def _cell(number: float | None) -> str:
-    if number is None:
-        return ""
-    if number != 0 and abs(number) < 0.095:
-        return f"{number:.2g}"
-    return f"{number:,.0f}" if abs(number) >= 100 or number == int(number) else f"{number:.2f}"

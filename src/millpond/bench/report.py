@@ -115,3 +115,12 @@ def _short(number: float) -> str:
     if number >= 1000:
         return f"{number:,.0f}"
     return f"{number:.2f}" if number >= 0.095 or number == 0 else f"{number:.2g}"
+
+
+def cell(number: float | None) -> str:
+    """A figure as tables have it; nothing where there is none."""
+    if number is None:
+        return ""
+    if number != 0 and abs(number) < 0.095:
+        return f"{number:.2g}"
+    return f"{number:,.0f}" if abs(number) >= 100 or number == int(number) else f"{number:.2f}"

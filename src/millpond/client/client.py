@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec.structs import replace
 
 from millpond.client.routing import ContainerRows, arrange, counts_of, in_order_asked, route, split
 from millpond.client.runs import Runs
@@ -18,10 +19,11 @@ from millpond.errors import BadOption, CodeFailed, MessageTooLarge, Moved, Unava
 from millpond.runtime import Runtime, Threads
 from millpond.stores.keys import Keys
 from millpond.stores.rows import spread
-from millpond.wire.base import Call, Exchange, Read, SliceId
+from millpond.wire.base import Ask, Call, Read, SliceId
 from millpond.wire.connection import Connection, Dialer, SlicedBatch
-from millpond.wire.epochs import Stage, StageDone
+from millpond.wire.epochs import EpochCommitted, Stage, StageDone
 from millpond.wire.house import ListResidents, Locate, Placement
+from millpond.wire.questions import Pinned, ResidentProgress
 from millpond.wire.specs import Spec
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ BYTES_MAX = 32 << 20
 _T = TypeVar("_T")
 R = TypeVar("R")
 S = TypeVar("S", bound=Spec)
+M = TypeVar("M", bound=Ask[Any] | Read)
 
 
 class Routed(NamedTuple):
@@ -74,6 +77,8 @@ class Client:
         self._closed = False
         # How many questions at once, by resident and answers, where these have no fixed width.
         self._rows_max: dict[tuple[str, pa.Schema], int] = {}
+        # By resident, how many epochs are known to be visible.
+        self._seen: dict[str, int] = {}
 
     @property
     def link(self) -> Link | None:
@@ -85,7 +90,17 @@ class Client:
     def call(self, message: Call[R]) -> R:
         """Asks the coordinator."""
         self._check_open()
-        return self._coordinator.call(message)
+        reply = self._coordinator.call(message)
+        if isinstance(reply, ResidentProgress | Pinned | EpochCommitted):
+            name: str = message.resident  # type: ignore[attr-defined]
+            with self._lock:
+                self._seen[name] = max(reply.seen, self._seen.get(name, 0))
+        return reply
+
+    def _seeing(self, message: M) -> M:
+        """The same, with what whoever answers it must have seen: what this client was told is there."""
+        seen = self._seen.get(message.resident, 0)
+        return replace(message, seen=seen) if seen > message.seen else message
 
     def specs(self, kind: type[S]) -> dict[str, S]:
         """The residents of a kind by name."""
@@ -101,8 +116,15 @@ class Client:
         placement = self._placement
         if placement is not None and placement.version >= version:
             return placement
+        before = dict(self._seen)
         placement = self._located()
         with self._lock:
+            # One that was forgotten begins anew: but for what was learnt meanwhile, this is how many there are.
+            since = {name: seen for name, seen in self._seen.items() if seen != before.get(name)}
+            self._seen = {
+                **placement.seen,
+                **{n: max(seen, placement.seen.get(n, 0)) for n, seen in since.items()},
+            }
             if self._placement is not None and self._placement.version > placement.version:
                 return self._placement
             self._placement = self._known = placement
@@ -175,7 +197,7 @@ class Client:
 
     def ask(
         self,
-        message: Exchange[Any],
+        message: Ask[Any],
         asked: pa.Schema,
         keys: Keys,
         longs: Sequence[npt.NDArray[np.int64]],
@@ -216,6 +238,17 @@ class Client:
             done = stop
         return [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(answers)]
 
+    def ask_each(self, message: Ask[Any], asked: pa.Schema, keys: Keys) -> list[pa.RecordBatch]:
+        """Asks about keys, of which each may have any number of answers. What the containers say, in no order."""
+        keys = keys.hashed()
+
+        def ask() -> list[pa.RecordBatch]:
+            placement = self.placement()
+            routed = self._routed(placement, asked, keys, [], [])
+            return self._exchange_all(placement, message, routed.portions)
+
+        return self._retry(ask)
+
     def _learn(self, asking: tuple[str, pa.Schema], answers: Sequence[pa.Array], rows: int) -> None:
         """How many rows to ask at once, by the size of what they were answered; twice as many as before at most."""
         width = max(1, sum(column.nbytes for column in answers) // rows)
@@ -239,21 +272,48 @@ class Client:
         return Routed(routed.places, split(routed, schema, arranged, placement))
 
     def _exchange_all(
-        self, placement: Placement, message: Exchange[Any], portions: Sequence[ContainerRows]
+        self, placement: Placement, message: Ask[Any], portions: Sequence[ContainerRows]
     ) -> list[pa.RecordBatch]:
+        seeing = self._seeing(message)
+
         def ask(portion: ContainerRows) -> pa.RecordBatch:
-            batch = self._connection(placement, portion.container).exchange(message, [portion.rows]).batch
+            connection = self._connection(placement, portion.container)
+            batch = connection.exchange(seeing, [portion.rows]).batch
             assert batch is not None
             return batch
 
         return self.runtime.map(ask, portions)
 
-    def ask_home(self, message: Exchange[Any], home: SliceId, rows: pa.RecordBatch) -> pa.Table:
+    def exchange_slices(
+        self,
+        message: Ask[R],
+        rows: Callable[[list[SliceId], int], SlicedBatch],
+        slices: Sequence[SliceId],
+    ) -> list[tuple[R, pa.RecordBatch]]:
+        """What the owners of these slices answer to rows, which `rows` gives for those of one of them, of so many slices."""
+
+        def ask() -> list[tuple[R, pa.RecordBatch]]:
+            placement = self.placement()
+            wanted: dict[int, list[SliceId]] = {}
+            for number in slices:
+                wanted.setdefault(placement.owners[number], []).append(number)
+
+            def ask_one(item: tuple[int, list[SliceId]]) -> tuple[R, pa.RecordBatch]:
+                own = rows(item[1], placement.slices)
+                answer = self._connection(placement, item[0]).exchange(self._seeing(message), [own])
+                assert answer.batch is not None
+                return answer.message, answer.batch
+
+            return self.runtime.map(ask_one, list(wanted.items()))
+
+        return self._retry(ask)
+
+    def ask_home(self, message: Ask[Any], home: SliceId, rows: pa.RecordBatch) -> pa.Table:
         """Asks the container that has a home slice: in halves, where all at once are too many."""
 
         def ask(connection: Connection, slices: int) -> pa.RecordBatch | None:
             sliced = SlicedBatch(rows, counts_of(home, slices, rows.num_rows))
-            return connection.exchange(message, [sliced]).batch
+            return connection.exchange(self._seeing(message), [sliced]).batch
 
         try:
             batch = self._at_home(home, ask)
@@ -269,7 +329,7 @@ class Client:
 
     def read_home(self, message: Read, home: SliceId) -> pa.Table:
         """What the container that has a home slice answers."""
-        return self._at_home(home, lambda connection, _: connection.read(message))
+        return self._at_home(home, lambda connection, _: connection.read(self._seeing(message)))
 
     def read(self, message: Callable[[list[SliceId]], Read], slices: Sequence[int] | None = None) -> pa.Table:
         """What all containers answer: each is asked, by a message of its own, about its part of all slices or of these."""
@@ -281,7 +341,7 @@ class Client:
                 wanted.setdefault(placement.owners[number], []).append(SliceId(number))
             return pa.concat_tables(
                 self.runtime.map(
-                    lambda item: self._connection(placement, item[0]).read(message(item[1])),
+                    lambda item: self._connection(placement, item[0]).read(self._seeing(message(item[1]))),
                     list(wanted.items()),
                 )
             )

@@ -67,6 +67,8 @@ class FetchRule(msgspec.Struct, frozen=True):
     code: Code | None = None
     returns: str = ""
     walk: Walk | None = None
+    column: str = ""
+    """In a window: the value column that it is of, where there are several."""
 
 
 # Updates
@@ -144,9 +146,9 @@ def compact_rule(given: CompactRule | Callable[..., Any]) -> CompactRule:
 # Fetches
 
 
-def latest() -> FetchRule:
+def latest(column: str = "") -> FetchRule:
     """The newest value of the range; null if there is none."""
-    return FetchRule("latest")
+    return FetchRule("latest", column=column)
 
 
 def as_of() -> FetchRule:
@@ -157,29 +159,29 @@ def as_of() -> FetchRule:
     return FetchRule("as_of")
 
 
-def values() -> FetchRule:
+def values(column: str = "") -> FetchRule:
     """All values of the range in time order, as an array; empty if there is none."""
-    return FetchRule("values")
+    return FetchRule("values", column=column)
 
 
-def count() -> FetchRule:
+def count(column: str = "") -> FetchRule:
     """How many values the range holds, null ones included."""
-    return FetchRule("count")
+    return FetchRule("count", column=column)
 
 
-def total() -> FetchRule:
+def total(column: str = "") -> FetchRule:
     """The sum of the range's values; nulls are ignored, null if nothing is left."""
-    return FetchRule("total")
+    return FetchRule("total", column=column)
 
 
-def smallest() -> FetchRule:
+def smallest(column: str = "") -> FetchRule:
     """The smallest value of the range; nulls are ignored, null if nothing is left."""
-    return FetchRule("smallest")
+    return FetchRule("smallest", column=column)
 
 
-def largest() -> FetchRule:
+def largest(column: str = "") -> FetchRule:
     """The largest value of the range (NaN above all numbers); nulls are ignored, null if nothing is left."""
-    return FetchRule("largest")
+    return FetchRule("largest", column=column)
 
 
 def neighbours() -> FetchRule:
@@ -255,6 +257,12 @@ def fetch_rule(given: FetchRule | Callable[..., Any]) -> FetchRule:
     What the function is said to return tells the type of the answer: `-> float`, or DDL as in `-> "array<long>"`.
     """
     if isinstance(given, FetchRule):
+        if given.column:
+            raise BadRule(
+                f"{given.name}({given.column!r}) names a column, and a fetch asks for all of them",
+                hint=f"mp.{given.name}(); columns are named in windows",
+                rule=given.name,
+            )
         return given
     code = capture(given, "fetch", "rule")
     returns = getattr(given, "__annotations__", {}).get("return")

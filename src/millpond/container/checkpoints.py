@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,8 @@ from millpond.wire.base import ResidentId, SliceId, Turn
 # A slice with so many times the deltas that it should have is written whole, if merging does not keep up.
 DELTAS_TIMES_MAX = 2
 SYNCED_AT_ONCE = 4
+SPACE_AMPLIFICATION_MAX = 1.5
+"""How much longer a log may be than what is needed of it, before that is written anew."""
 
 Vectors = dict[tuple[ResidentId, SliceId], dict[str, Turn]]
 
@@ -57,8 +60,8 @@ class Checkpoints:
     """What the slices of one `core` rest on, told by the manifest beside its log. With `backup` they are not its own.
 
     `numbers` tell snapshots of one term apart, whoever writes them. `lock` is to be held by whoever changes what slices
-    rest on, and while slices come and go. What others may rest on by now is not `may_remove`'s to let go. `run` does
-    pieces of work at the same time.
+    rest on, and while slices come and go, and for long only by `work`. What others may rest on by now is not `may_remove`'s to
+    let go. `run` does pieces of work at the same time.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Checkpoints:
         backup: bool = False,
         may_remove: Callable[[], bool] = lambda: True,
         run: Run = in_turn,
+        work: Callable[[Lock], AbstractContextManager[object]] = lambda lock: lock,
     ) -> None:
         self.lock = lock
         self.grounds: dict[SliceId, Ground] = {}
@@ -95,6 +99,7 @@ class Checkpoints:
         self._writer = writer_name(core.container, is_backup=backup)
         self._may_remove = may_remove
         self._run = run
+        self._work = work
         self._base = os.path.join(BACKUPS, log.directory) if backup else SNAPSHOTS
         # Slices that the journal does not give to this incarnation yet, as far as is known here.
         self._unconfirmed: set[SliceId] = set()
@@ -161,9 +166,11 @@ class Checkpoints:
         self._files.make_dir(self._directory(resident_id))
 
     def drop(self, resident_id: ResidentId) -> None:
-        """Removes all snapshots of a resident that is gone."""
+        """Removes the snapshots of a resident that is gone: not those of others, who may not have heard of it yet."""
+        own = self.files(resident_id)
         for file in self._files.list(self._directory(resident_id)):
-            if slice_of_snapshot(file) in self._core.owned:
+            is_mine = file in own or container_of_snapshot(file) == self._core.container
+            if is_mine and slice_of_snapshot(file) in self._core.owned:
                 self._files.remove(self._path(resident_id, file))
 
     def forget(self, resident_id: ResidentId, writers: Collection[str]) -> None:
@@ -237,14 +244,16 @@ class Checkpoints:
             or (self.inherits() and not self._unconfirmed)
         )
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, rest: bool = False) -> None:
         """Snapshots every dirty slice, one by one, then lets go of the log that they make unnecessary.
 
+        Those that may `rest` on the log, whose rows are there and needed for a while, are left to it: for them a checkpoint is
+        to note from where on.
         A slice is held only while it is copied; its file becomes durable with all others. A crash anywhere leaves either the old or the new manifest,
         and all that it names.
         """
-        with self.lock:
-            plan = self._core.plan_checkpoint()
+        with self._work(self.lock):
+            plan = self._core.plan_checkpoint(self._may_rest if rest else None)
             if plan.covered == self.covered and not plan.dirty and not self.inherits():
                 return
             log_bytes, bytes_before = self._log.take_bytes(), self.bytes_written
@@ -259,6 +268,7 @@ class Checkpoints:
                 settle(self._files, [each for _, each in written], run=self._sync)
                 written.clear()
                 self._write_manifest(self._new_grounds(plan, vectors))
+                self._leave_snapshots(plan)
             except BaseException:
                 self._log.bytes += log_bytes
                 # Whatever it was: these slices must be in the next snapshot, or their log would be let go.
@@ -272,6 +282,16 @@ class Checkpoints:
             self._truncate()
             self._remove_replaced()
             reach("truncate.after")
+
+    def _leave_snapshots(self, plan: CheckpointPlan) -> None:
+        """Of residents that rest on the log, slices whose snapshots the manifest does not name any more have none."""
+        for holding in list(self._core.holdings.values()):
+            resident_id = holding.resident.id
+            for number, held in list(holding.slices.items()) if resident_id in plan.resting else ():
+                if held.saved is not None and not self.grounds[number].files_of(resident_id):
+                    self._replaced += [self._path(resident_id, file) for file in held.saved.files]
+                    held.saved = None
+                    held.write_anew()
 
     def _sync(self, work: Callable[[Written], None], files: Sequence[Written]) -> None:
         """A few at the same time: the disk makes one of them."""
@@ -302,16 +322,44 @@ class Checkpoints:
                 for resident_id, one in held.items()
                 if resident_id in seen and one is not None and one.saved is not None
             }
-            files |= {each: before.files_of(each) for each in behind}
+            saved = [each for each in behind if not self._leaves_snapshot(before, each, plan)]
+            files |= {each: before.files_of(each) for each in saved}
             grounds[number] = _with_files(
                 Ground(
-                    vectors={**seen, **{each: v for each, v in before.vectors.items() if each in behind}},
+                    vectors={**seen, **{each: v for each, v in before.vectors.items() if each in saved}},
                     logs=[own],
-                    behind={each: before.behind.get(each, before.logs) for each in behind},
+                    behind={each: self._rests_on(before, each, plan) for each in behind},
                 ),
                 files,
             )
         return grounds
+
+    def _rests_on(self, before: Ground, resident_id: ResidentId, plan: CheckpointPlan) -> list[LogSpan]:
+        """The logs that a resident needs which is in no newer snapshot."""
+        spans = before.behind.get(resident_id, before.logs)
+        after = plan.resting.get(resident_id)
+        return spans if after is None else [LogSpan(self._log.directory, max(spans[-1].after, after))]
+
+    def _leaves_snapshot(self, before: Ground, resident_id: ResidentId, plan: CheckpointPlan) -> bool:
+        """Whether all that a resident needs is in the log, and no longer in its snapshot and what came right after it."""
+        spans = before.behind.get(resident_id, before.logs)
+        return plan.resting.get(resident_id, 0) > spans[-1].after
+
+    def _may_rest(self, holding: Holding[Any], after: int) -> bool:
+        """Whether the log is the better place for a resident: its own, short, and not much longer than what it has."""
+        resident_id, own = holding.resident.id, self._log.directory
+        first = self._core.seq
+        for number in holding.slices:
+            ground = self.grounds.get(number)
+            if ground is None or number in self._unconfirmed:
+                return False
+            spans = ground.behind.get(resident_id, ground.logs)
+            if any(span.directory != own for span in spans):
+                return False
+            first = min(first, max(spans[-1].after, after))
+        limit = SPACE_AMPLIFICATION_MAX * holding.live_bytes + self._bounds.log_bytes
+        is_short = self._core.seq - first <= self._bounds.log_records
+        return bool(holding.slices) and is_short and self._log.bytes_after(first) <= limit
 
     def _snapshot(
         self, holding: Holding[Any], number: SliceId, round_: int, plan: CheckpointPlan, vectors: Vectors

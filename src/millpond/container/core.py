@@ -7,8 +7,10 @@ An epoch passes through it in three steps. *Stage* keeps rows aside, under the a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from millpond.container.holdings import holding_of
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Means, Ready, Record
@@ -43,13 +45,15 @@ class CheckpointPlan(NamedTuple):
     """Every log record up to `covered` is applied or void.
 
     `dirty` are the slices to snapshot; `clean` those that are as their snapshots hold them, with where writers stood,
-    by the resident's id. Those that are `behind` go on resting on the log: torn, broken or busy.
+    by the resident's id. Those that are `behind` go on resting on the log: torn, broken or busy; or of a resident that is
+    `resting` there of its own accord, and needs the records after a number.
     """
 
     covered: int
     dirty: list[tuple[Holding[Any], SliceId]]
     clean: dict[tuple[ResidentId, SliceId], dict[str, Turn]]
     behind: set[tuple[ResidentId, SliceId]]
+    resting: dict[ResidentId, int]
 
 
 class Core:
@@ -161,6 +165,9 @@ class Core:
                 parts.append(checked)
             part = StagedPart(parts, digest % (1 << 64), now_s)
             with self._lock:
+                # A slice may have gone since its rows were checked.
+                for checked in parts:
+                    holding.check_counts(checked.counts)
                 # What comes after its epoch was applied is a zombie's, and nobody will ask for it.
                 if not holding.has_seen(message.writer, message.turn):
                     # An epoch begins when the one before is decided: nobody will ask for that one's any more.
@@ -198,11 +205,22 @@ class Core:
                     container=self.container,
                 )
             parts = [part for staged in chosen if staged for part in staged.parts]
+            self._check_owned(holding, message.turn, parts)
         self._undo(message.resident, message.ballot)
         digest = sum(staged.digest for staged in chosen if staged) % (1 << 64)
         return Record(
             message.resident, message.writer, message.turn, message.ballot, digest, message.work, parts
         )
+
+    def _check_owned(self, holding: Holding[Any], turn: Turn, parts: Sequence[CheckedRows]) -> None:
+        """Rows of a slice that is not here would be decided, and lost. The caller holds the lock."""
+        for part in parts:
+            gone = set(np.flatnonzero(part.counts).tolist()).difference(holding.slices)
+            if gone:
+                raise StageLost(
+                    f"slices {sorted(gone)} went to other containers after epoch {turn} was staged",
+                    container=self.container,
+                )
 
     def number(self, resident: str) -> int:
         """The number of the resident's next record. From here on no checkpoint covers it, until it is `logged`."""
@@ -219,6 +237,7 @@ class Core:
             record = ready.record
             self._numbered.pop(record.resident, None)
             self._logged[record.resident] = Logged(seq, ready)
+            self.holding(record.resident).logged(seq, record)
             # The attempts that count are in the record now; the others were zombies'.
             self._forget_staged(record.resident, record.writer, record.turn)
             return self._prepared(record)
@@ -275,12 +294,18 @@ class Core:
 
     # Upkeep
 
-    def plan_checkpoint(self) -> CheckpointPlan:
+    def plan_checkpoint(self, may_rest: Callable[[Holding[Any], int], bool] | None = None) -> CheckpointPlan:
+        """`may_rest` says whether a resident may rest on the records after a number."""
         with self._lock:
             covered = min((seq - 1 for seq in self.unfinished()), default=self.seq)
             holdings = [holding for _, holding in sorted(self.holdings.items())]
-        plan = CheckpointPlan(covered, [], {}, set())
+        plan = CheckpointPlan(covered, [], {}, set(), {})
         for holding in holdings:
+            after = None if may_rest is None or holding.broken is not None else holding.rests_after(covered)
+            if after is not None and may_rest is not None and may_rest(holding, after):
+                plan.resting[holding.resident.id] = after
+                plan.behind.update((holding.resident.id, number) for number in holding.slices)
+                continue
             for number, held in sorted(holding.slices.items()):
                 # Not a slice in which user code runs for long: it stays behind, and all others go on.
                 if holding.broken is not None or not held.lock.acquire(timeout=BUSY_S_MAX):

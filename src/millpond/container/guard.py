@@ -84,13 +84,19 @@ class Guard:
         self, task: _Task[Any], what: str, watched: Watched | None
     ) -> CodeTookTooLong | OutOfMemory | None:
         """Returns when the task has ended; or what it has too much of."""
-        deadline = time.monotonic() + self.seconds
+        # Of work that comes in pieces, what earlier ones took counts, too.
+        deadline = time.monotonic() + self.seconds - (0.0 if watched is None else watched.before_s)
         is_limited = watched is not None and (
             watched.seconds_max is not None or watched.memory_max is not None
         )
         while True:
-            left = max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
-            if task.ended.wait(min(left, LOOK_S) if is_limited else left):
+            left = deadline - time.monotonic()
+            if is_limited:
+                left = min(left, LOOK_S)
+            if watched is not None and watched.seconds_max is not None:
+                # A short piece of work whose time was over before it began is not waited for.
+                left = min(left, watched.seconds_max - watched.spent_s)
+            if task.ended.wait(max(0.0, min(left, threading.TIMEOUT_MAX))):
                 return None
             if time.monotonic() >= deadline:
                 return CodeTookTooLong(

@@ -36,8 +36,13 @@ class Lease:
             self._until_s = max(self._until_s or -math.inf, since_s + lease_s)
             self._answered_s[number] = now_s
             self._answered_s.pop(number - PULSES_MAX, None)
+        return Pulse(self.write_s, number)
+
+    @property
+    def write_s(self) -> float:
+        """How long the last small write to the disk took, or has taken so far."""
         began_s, took_s = self._writing_since_s, self._write_s
-        return Pulse(took_s if began_s is None else max(took_s, now_s - began_s), number)
+        return took_s if began_s is None else max(took_s, self._runtime.now() - began_s)
 
     def beat(self, log: Log, is_there: Callable[[], bool]) -> None:
         """Writes a little to the disk, and notes how long that takes, and whether all is there. In a thread of its own."""

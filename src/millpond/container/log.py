@@ -26,6 +26,11 @@ class Log:
         self._root = root
         self._lock = lock
         self._truncated = 0
+        self._sizes: dict[int, int] = {}
+
+    def bytes_after(self, seq: int) -> int:
+        """Of all records after that one."""
+        return sum(size for number, size in self._sizes.items() if number > seq)
 
     @property
     def records(self) -> int:
@@ -62,7 +67,8 @@ class Log:
                 self.core.not_written(seq)
                 raise
             self.core.seq = seq
-            self.bytes += sum(part.batch.nbytes for part in record.parts)
+            self._sizes[seq] = sum(part.batch.nbytes for part in record.parts)
+            self.bytes += self._sizes[seq]
             self.seconds += time.perf_counter() - started
         return seq
 
@@ -89,5 +95,6 @@ class Log:
         """Removes records up to that number."""
         for seq in range(self._truncated + 1, covered + 1):
             self._files.remove(record_path(self._root, self.directory, seq))
+            self._sizes.pop(seq, None)
         self._truncated = max(self._truncated, covered)
         self.core.void = {seq for seq in self.core.void if seq > self._truncated}

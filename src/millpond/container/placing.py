@@ -20,14 +20,18 @@ from millpond.container.layout import (
 )
 from millpond.container.log import Log
 from millpond.container.marks import Marks
+from millpond.container.quiet import Quiet
 from millpond.container.recovery import rebuild
 from millpond.durable.files import Files
 from millpond.errors import BadMessage, StageLost
 from millpond.runtime import Runtime
-from millpond.wire.backups import Copy, Demote, Dismiss, Enlist, Promote
+from millpond.wire.backups import Copy, Demote, Dismiss, Enlist, GetReady, Promote
 from millpond.wire.base import ResidentId, SliceId
 from millpond.wire.connection import Dialer
 from millpond.wire.house import Adopt, Assign, Confirm, LetGo, Release
+
+READY_S_MAX = 0.5
+"""Who is at work for longer than this is not ready for slices to change hands."""
 
 
 class Placing:
@@ -50,6 +54,7 @@ class Placing:
         self._root = root
         container, term = assigned.container, assigned.term
         lock, numbers = runtime.lock, count(1)
+        self._quiet = Quiet(runtime)
 
         def rests(core: Core, directory: str, *, backup: bool) -> tuple[Log, Checkpoints]:
             log = Log(files, root, directory, core, lock())
@@ -58,6 +63,7 @@ class Placing:
                 backup=backup,
                 may_remove=is_leased,
                 run=runtime.map,
+                work=self._quiet.work,
             )
             return log, checkpoints
 
@@ -117,7 +123,7 @@ class Placing:
     def _adopt(self, message: Adopt) -> None:
         """Rebuilds slices beside those that are served; they are served once what they rest on is written down."""
         core = self.core
-        with self.checkpoints.lock:
+        with self._quiet.work(self.checkpoints.lock):
             self._check_order(message.order, list(message.slices))
             wanted = {n: directory for n, directory in message.slices.items() if n not in core.owned}
             adopt = Adopt(message.order, wanted, message.decided, message.careful)
@@ -133,6 +139,15 @@ class Placing:
             core.install(rebuilt.slices)
             self._learn(message.epochs)
             self.rebuilt.update(rebuilt.figures)
+
+    def get_ready(self, message: GetReady) -> bool:
+        """What comes next to change hands here waits for nothing that takes long; False if it would."""
+        if not message.quiet_s:
+            self._quiet.end()
+            return True
+        self.backups.settle(message.decided)
+        locks = [checkpoints.lock for _, checkpoints in self.both]
+        return self._quiet.keep(locks, message.quiet_s, READY_S_MAX)
 
     def _learn(self, epochs: Mapping[str, int]) -> None:
         """How many epochs residents have whose slices came with all of them."""
@@ -205,7 +220,7 @@ class Placing:
             if message.order < self._newest_order:
                 raise StageLost("this came too late", container=self.core.container)
         logs = (self.log, self.backups.log)
-        with self.checkpoints.lock, self.backups.checkpoints.lock:
+        with self._quiet.work(self.checkpoints.lock), self._quiet.work(self.backups.checkpoints.lock):
             for log, (_, checkpoints) in zip(logs, self.both, strict=True):
                 # What changed roles here since rests on it.
                 needed = {*self.checkpoints.needs(), *self.backups.checkpoints.needs()}

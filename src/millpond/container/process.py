@@ -32,11 +32,12 @@ from millpond.container.guard import Guard, limit_memory, shared
 from millpond.container.holdings.base import Means, NoCode
 from millpond.container.printing import Printed, log_path
 from millpond.container.service import ContainerService
-from millpond.durable.files import OsFiles
+from millpond.durable.files import OsFiles, remove_tree
 from millpond.errors import MillpondError
 from millpond.kernels import warm_up
-from millpond.kernels.memory import keep_freed_memory
+from millpond.kernels.memory import data_bytes, keep_freed_memory
 from millpond.runtime import Threads
+from millpond.stores.windows.spilling import Spilling
 from millpond.wire.flight import FlightDialer, FlightService
 from millpond.wire.keyring import ContainerKeys
 from millpond.wire.sockets import SocketDirectory
@@ -45,6 +46,11 @@ from millpond.wire.sockets import SocketDirectory
 PARALLEL_ROWS_MIN = 8192
 # What a container takes before it holds anything, roughly.
 OWN_BYTES = 300 << 20
+WINDOWS_SHARE = 4
+"""Of what is left for rows, one part in so many is for those of open windows; more of them go to disk."""
+SHORT_SHARE = 0.85
+"""Of what a container may take: beyond it, windows leave memory whatever they take themselves."""
+SCRATCH = "scratch"
 IDLE_S = 0.2
 BUSY_S = 0.01
 WATCH_S = 0.5
@@ -97,6 +103,20 @@ class ThreadRunner:
                     future.result()
 
 
+def _spilling(root: str, container: int, budget: int, memory: int) -> Spilling:
+    """Rows of windows go to a directory of this process. What processes before it left there goes now."""
+    files, base, own = OsFiles(), os.path.join(root, SCRATCH), f"c{container:04d}"
+    for name in files.list(base):
+        if name.partition("-")[0] == own:
+            remove_tree(files, os.path.join(base, name))
+    return Spilling(
+        files,
+        os.path.join(base, f"{own}-{os.getpid()}"),
+        budget,
+        lambda: data_bytes() > SHORT_SHARE * memory,
+    )
+
+
 def _submitted(pool: ThreadPoolExecutor, work: Callable[[], None], times: int) -> list[Future[None]]:
     """The work as often, unless the pool has just been replaced: whoever asks does it all."""
     with suppress(RuntimeError):
@@ -129,7 +149,8 @@ def main(
     try:
         limits = Guard(code_seconds) if trust == "all" else NoCode()
         for_rows = max(memory - OWN_BYTES, memory // 4)
-        means = Means(ThreadRunner(threads), limits, memory=for_rows, memory_max=memory)
+        spilling = _spilling(root, container, for_rows // WINDOWS_SHARE, memory)
+        means = Means(ThreadRunner(threads), limits, memory=for_rows, memory_max=memory, spilling=spilling)
         own = OwnCertificate(keys)
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(own.credentials))
         directory = SocketDirectory(sockets)

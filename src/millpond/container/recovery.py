@@ -159,6 +159,7 @@ def _load_snapshots(
             except (ValueError, LookupError, TypeError, NotImplementedError) as error:
                 path = snapshot_path(root, resident_id, names[-1])
                 raise CorruptFile(f"{path} does not hold rows of {name}: {error}", path=path) from error
+            holding.loaded(held)
             sizes = [int(batch.nbytes) for batch in batches]
             held.saved = Saved(names[0], sizes[0], tuple(names[1:]), sum(sizes[1:]))
             # What was forgotten since must not be found there again.

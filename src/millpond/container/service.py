@@ -16,8 +16,9 @@ from millpond.container.figures import by_resident, process_figures, slice_figur
 from millpond.container.holdings.base import Holding, Means, Ready, Record
 from millpond.container.lease import Lease
 from millpond.container.log import Log
-from millpond.container.placing import Placing
+from millpond.container.placing import READY_S_MAX, Placing
 from millpond.container.room import ROOM_SHARE, Room
+from millpond.container.rounds import Rounds
 from millpond.container.waiting import WaitingFiles
 from millpond.durable.crashpoints import reach
 from millpond.durable.files import Files
@@ -40,11 +41,13 @@ from millpond.wire.backups import (
     Demote,
     Dismiss,
     Enlist,
+    GetReady,
     Lag,
     Promote,
     ReadHeld,
+    Readiness,
 )
-from millpond.wire.base import Done, Exchange, Message, Read, SliceId
+from millpond.wire.base import Ask, Done, Message, Read, SliceId
 from millpond.wire.connection import Answer, Connection, Dialer, SlicedBatch
 from millpond.wire.epochs import Apply, Discard, Prepare, Prepared, Stage
 from millpond.wire.figures import AskFigures, AskSlice, ContainerFigures
@@ -66,6 +69,7 @@ from millpond.wire.house import (
     SnapshotList,
 )
 from millpond.wire.moves import SetThreads
+from millpond.wire.rounds import RoundRows
 from millpond.wire.waiting import KeepWaiting, ReadWaiting
 
 SWEEP_ENTRIES = 4096
@@ -103,6 +107,7 @@ class ContainerService:
         self._epoch_locks: Locks[str] = Locks(self._runtime)
         self._peers: dict[str, Connection] = {}
         self._peers_lock = self._runtime.lock()
+        self._rounds = Rounds(self._runtime, self._peer)
         self._unswept: set[str] = set()
         self.upkeep_failures = 0
         self._since_s = self._runtime.now()
@@ -112,9 +117,12 @@ class ContainerService:
     def call(self, message: Any) -> Message:
         match message:
             case Prepare(resident):
+                if message.peers:
+                    self._rounds.supersede(resident, message.ballot)
                 with self._epoch_locks[resident]:
                     return self._prepare(message)
             case Discard(resident, ballot):
+                self._rounds.supersede(resident, ballot + 1)
                 with self._epoch_locks[resident]:
                     self.core.discard(resident, ballot)
             case Apply(resident):
@@ -127,6 +135,11 @@ class ContainerService:
                 self.checkpoint()
             case SetThreads(threads):
                 self._means.run.resize(threads)
+            case GetReady():
+                # Where the disk is slow, so is all that slices would wait for here.
+                if message.quiet_s and message.disk_counts and self._lease.write_s > READY_S_MAX:
+                    return Readiness(False)
+                return Readiness(self._here.get_ready(message))
             case Ping() | ContainerStatus() | AskLag() | ListSnapshots() | AskFigures() | AskSlice():
                 return self._tell_about(message)
             case Assign():
@@ -189,20 +202,28 @@ class ContainerService:
         if isinstance(message, BackUp):
             self.backups.keep(message, batches)
             return Answer(Done())
+        if isinstance(message, RoundRows):
+            if message.term != self.core.term:
+                raise StageLost("rows of a round came for another incarnation", container=self.core.container)
+            self.core.holding(message.resident)  # one that was forgotten keeps nothing
+            return Answer(self._rounds.take(message, list(batches)))
         if isinstance(message, KeepWaiting):
             if not self._means.runs_code:
                 raise not_trusted("rows that wait would be kept")
             self.core.holding(message.resident)  # one that was forgotten keeps nothing
             return self._waiting.keep(message, batches)
-        if not isinstance(message, Exchange):
+        if not isinstance(message, Ask):
             raise BadMessage(f"a container does not exchange rows for {type(message).__name__}")
-        self._lease.check()
         rows = next(batches, None)
         if rows is None or next(batches, None) is not None:
             raise BadMessage("questions come as one batch")
+        # Not before the rows have come, which may take long.
+        holding = self._up_to_date(message)
         share = self._room.share(rows.batch.nbytes + rows.counts.nbytes, reads_only)
         try:
-            answer = self.core.holding(message.resident).exchange(message, rows, share)
+            answer = holding.exchange(message, rows, share)
+            # Who was stopped meanwhile may have answered from what others have changed since.
+            self._lease.check()
         except BaseException:
             share.close()
             raise
@@ -212,12 +233,20 @@ class ContainerService:
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         if not isinstance(message, Read):
             raise BadMessage(f"a container does not read for {type(message).__name__}")
-        self._lease.check()
-        if isinstance(message, ReadHeld):
-            return read_held(self.core.holding(message.resident), message.slice)
         if isinstance(message, ReadWaiting):
-            return self._waiting.read(message)
-        return self.core.holding(message.resident).read(message)
+            self._lease.check()
+            return self._waiting.read(message)  # files, which are what they are
+        holding = self._up_to_date(message)
+        if isinstance(message, ReadHeld):
+            return read_held(holding, message.slice)
+        return holding.read(message)
+
+    def _up_to_date(self, message: Ask[Any] | Read) -> Holding[Any]:
+        """What a question is about, if nobody else may know more of it."""
+        self._lease.check()
+        holding = self.core.holding(message.resident)
+        holding.check_seen(message.seen)
+        return holding
 
     def beat(self) -> None:
         """Writes a little to the disk, and notes how long that takes. In a thread of its own."""
@@ -270,6 +299,7 @@ class ContainerService:
                     dropped = core.drop(name, born)
                     if dropped is not None:
                         checkpoints.drop(dropped.resident.id)
+        self._rounds.forget(name)
 
     def _forget(self, holding: Holding[Any], checkpoints: Checkpoints, writers: set[str]) -> None:
         # In memory first, and not under the lock: this waits for an epoch that runs.
@@ -280,14 +310,39 @@ class ContainerService:
     # Epochs
 
     def _prepare(self, message: Prepare) -> Prepared:
+        try:
+            return self._make_ready(message)
+        except Exception as error:
+            if message.peers:
+                self._rounds.refuse(message, self.core.container, f"container {self.core.container}: {error}")
+            raise
+
+    def _run(self, message: Prepare, record: Record, holding: Holding[Any]) -> Ready:
+        """An epoch that containers run together: what there is to be logged of it here."""
+        rounds = self._rounds.begin(message, self.core.container)
+        rounds.check_slices(list(holding.slices))
+        ready = holding.run(record, rounds)
+        self._rounds.end(message.resident, message.ballot)
+        return ready
+
+    def _make_ready(self, message: Prepare) -> Prepared:
         record = self.core.begin(message)
         if isinstance(record, Prepared):
             return record
         holding = self.core.holding(record.resident)
         made: list[Ready] = []
         logged: list[int] = []
+        if message.peers:
+            try:
+                made.append(self._run(message, record, holding))
+            except BaseException:
+                self.core.refused(record)
+                raise
+            record = made[0].record
+        else:
+            record = holding.stamped(record)
         steps: list[Callable[[], None]] = [
-            lambda: made.append(holding.prepare(record)),
+            *([] if made else [lambda: made.append(holding.prepare(record))]),
             lambda: logged.append(self.log.append(record, holding)),
             *(partial(self._back_up, backup, record, message, holding) for backup in message.backups),
         ]
@@ -370,7 +425,7 @@ class ContainerService:
             for holding in list(each.holdings.values()):
                 idle &= self._sweep(holding)
         if core.owned and self.checkpoints.is_due():
-            self.checkpoints.checkpoint()
+            self.checkpoints.checkpoint(rest=True)
         for _, checkpoints in self._here.both:
             idle &= checkpoints.merge()
         return idle
@@ -436,3 +491,4 @@ class ContainerService:
     def validate(self) -> None:
         self.core.validate()
         self.backups.core.validate()
+        self._rounds.validate()

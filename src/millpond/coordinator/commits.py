@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from millpond.coordinator import catalogue, epochs, updates
 from millpond.coordinator.backing import Backing
 from millpond.coordinator.deaths import Deaths
@@ -19,10 +21,12 @@ from millpond.coordinator.telling import Telling
 from millpond.durable.crashpoints import reach
 from millpond.errors import BackupLost, CodeFailed, MillpondError, StageLost, Unavailable
 from millpond.runtime import Locks, Runtime
-from millpond.wire.base import Call, Term
+from millpond.wire.base import Call, SliceId, Term
 from millpond.wire.epochs import BeginEpoch, CommitEpoch, EpochCommitted, EpochPlan, Prepare
 from millpond.wire.house import Register
 from millpond.wire.questions import ResidentProgress
+from millpond.wire.rounds import Peer
+from millpond.wire.specs import Spec
 
 # How long those who ask for progress wait for an epoch that its driver did not wait for, and how often they look.
 VISIBLE_S_MAX = 5.0
@@ -67,17 +71,41 @@ class Commits:
 
     @contextmanager
     def paused_soon(self, residents: Iterable[str], seconds: float) -> Iterator[bool]:
-        """As `paused`, if that can be had within so many seconds; else False, and nothing is held up."""
+        """As `paused`, if that can be had within so many seconds; else False, and nothing is held up any more."""
         deadline = self._runtime.now() + seconds
         with ExitStack() as stack:
             for name in sorted(residents):
-                if not self._locks[name].acquire(timeout=max(0.0, deadline - self._runtime.now())):
+                if not self._acquire_visible(name, deadline):
                     stack.close()
                     yield False
                     return
                 stack.callback(self._locks[name].release)
-                self._make_visible(name)
             yield True
+
+    def _acquire_visible(self, name: str, deadline: float) -> bool:
+        """Holds the resident's epochs up, once what was decided is visible; False, and it does not, if that takes longer."""
+        shown: Unseen | None = None
+        while self._locks[name].acquire(timeout=max(0.0, deadline - self._runtime.now())):
+            unseen = self._unseen.get(name)
+            if unseen is None:
+                return True
+            if shown is not None and unseen is not shown:
+                # One is visible, and another is decided already: to make these visible is quick.
+                try:
+                    self._make_visible(name)
+                except BaseException:
+                    self._locks[name].release()
+                    raise
+                return True
+            self._locks[name].release()
+            if self._runtime.now() >= deadline:
+                break
+            if shown is None:
+                # By another hand: it takes as long as it takes, and epochs of others are held up here.
+                self._show_later(unseen)
+                shown = unseen
+            self._runtime.sleep(LOOK_S)
+        return False
 
     @contextmanager
     def paused(self, residents: Iterable[str]) -> Iterator[None]:
@@ -99,7 +127,7 @@ class Commits:
         """How the rows of an epoch are to be treated. Its updater counts from now on, if it was left out."""
         record = self._memory.record
         plan = updates.begin_epoch(record, message)
-        if plan.replayed:
+        if plan.replayed or not message.brings_rows:
             return plan
         # First, so that it is not left out any more; one that was counts again in the journal, before any row is staged.
         resident = record.residents[message.resident]
@@ -127,7 +155,9 @@ class Commits:
             record = self._memory.record
             if updates.begin_epoch(record, message).replayed:
                 self.replayed += 1
-                return updates.replay_epoch(record, message)
+                return replace(
+                    updates.replay_epoch(record, message), seen=self.seen().get(message.resident, 0)
+                )
             updates.check_epoch(record, message)
             commit = self._begin(message)
             self._drive(commit, until_decided=message.early)
@@ -138,7 +168,7 @@ class Commits:
             unseen = self._unseen.get(message.resident)
             if unseen is not None:
                 self._show_later(unseen)
-            return commit.committed
+            return replace(commit.committed, seen=self.seen().get(message.resident, 0))
 
     def await_visible(self, name: str) -> None:
         """Waits for an epoch that was answered early, for so long after its decision. Not while the memory is locked."""
@@ -175,6 +205,12 @@ class Commits:
                 self._idleness.silent_s(resident, self._runtime.now()),
             )
 
+    def seen(self) -> dict[str, int]:
+        """How many epochs of each resident are visible: one at a time is decided and not yet."""
+        with self._memory.lock:
+            residents = self._memory.record.residents.items()
+            return {name: each.epochs - (name in self._unseen) for name, each in residents}
+
     def tell_progress(self, name: str) -> None:
         published = self.progress(name)
         self.update_steps.note(name, published.update, self._runtime.now())
@@ -208,7 +244,21 @@ class Commits:
                 backups,
                 resident.decided(),
                 resident.epochs + 1,
+                self._peers(holders, resident.spec) if resident.spec.runs_rounds else (),
             )
+
+    def _peers(self, holders: Mapping[int, Term], spec: Spec) -> list[Peer]:
+        """Who has which slices of a resident, for those who run its epochs together. The caller holds the memory's lock."""
+        owners = self._memory.record.owners
+        slices: dict[int, list[SliceId]] = {container: [] for container in holders}
+        for number in spec.places(self._memory.record.slices):
+            slices[owners[number]].append(number)
+        live = {c: self._containers.live.get(c) for c in holders}
+        addresses = {
+            c: one.host.address if one is not None and one.term == holders[c] else ""
+            for c, one in live.items()
+        }
+        return [Peer(c, term, addresses[c], slices[c]) for c, term in holders.items()]
 
     def _make_visible(self, resident: str) -> None:
         """Has every container apply the resident's decided epoch, if there is one that is not visible yet."""

@@ -19,6 +19,7 @@ from millpond.times import Progress
 from millpond.wire.backups import Backup
 from millpond.wire.base import Call, Term, Turn, writer_id
 from millpond.wire.epochs import Apply, CommitEpoch, Discard, EpochCommitted, Prepare, Prepared
+from millpond.wire.rounds import Peer
 
 # Effects
 
@@ -133,6 +134,7 @@ class EpochCommit:
         backups: Mapping[int, Sequence[Backup]] | None = None,
         decided: Mapping[str, Turn] | None = None,
         number: int = 0,
+        peers: Sequence[Peer] = (),
     ) -> None:
         self.message = message
         self.ballot = ballot
@@ -142,6 +144,7 @@ class EpochCommit:
         """Who must hold what each container prepares, too."""
         self._decided = dict(decided or {})
         self._number = number
+        self._peers = list(peers)
         self.committed: EpochCommitted | None = None
         self.error: MillpondError | None = None
         self.phase = Phase.SETTLE if in_doubt else Phase.PREPARE
@@ -169,13 +172,18 @@ class EpochCommit:
                 return [Settle()]
             case Phase.PREPARE:
                 attempts = {receipt.partition: receipt.attempt for receipt in message.receipts}
-                ask = Prepare(message.resident, writer, message.turn, self.ballot, attempts, message.work)
+                ask = Prepare(
+                    message.resident,
+                    writer,
+                    message.turn,
+                    self.ballot,
+                    attempts,
+                    message.work,
+                    decided=self._decided,
+                    peers=self._peers,
+                )
                 return [
-                    Ask(
-                        c,
-                        self._terms[c],
-                        replace(ask, backups=list(self.backups.get(c, ())), decided=self._decided),
-                    )
+                    Ask(c, self._terms[c], replace(ask, backups=list(self.backups.get(c, ()))))
                     for c in self._waiting
                 ]
             case Phase.DECIDE:

@@ -151,4 +151,5 @@ class Figures:
             updaters=progress.updaters,
             fetchers=fetchers,
             held_by=[holder.updater for holder in progress.held_by],
+            late=progress.late,
         )

@@ -49,6 +49,10 @@ class Hosting(Protocol):
 
     def alive(self, container: int) -> bool: ...
 
+    def has_ended(self, container: int) -> bool:
+        """Whether no process of it runs, for certain: one that is not heard of may."""
+        ...
+
     def last_words(self, container: int) -> str:
         """How its newest incarnation that has ended did so: a text that goes on from "container 3"."""
         ...
@@ -151,6 +155,9 @@ class Embedded:
         with self._lock:
             child = self._children.get(container)
         return child is not None and child.process.poll() is None
+
+    def has_ended(self, container: int) -> bool:
+        return not self.alive(container)
 
     def check_room(self, containers: int) -> None:
         pass
@@ -282,10 +289,11 @@ class Child:
             return msgspec.json.decode(line.readline(), type=Hello)
         return None
 
-    def is_busy(self) -> bool:
-        """Whether it has used its processors since this was asked before: one that is stopped has not."""
+    def is_busy(self, least_s: float = 0.0) -> bool:
+        """Whether it has used its processors since this was asked before, for longer than that: one that is stopped has not."""
         spent, self._spent = self._spent, _processor_time(self.process.pid)
-        return spent is not None and self._spent is not None and self._spent > spent
+        least = least_s * os.sysconf("SC_CLK_TCK")
+        return spent is not None and self._spent is not None and self._spent - spent > least
 
     def kill(self) -> None:
         # One that has ended by itself tells how.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -26,7 +27,8 @@ _SCHEMA = pa.schema([("record", pa.binary())])
 
 class Journal:
     """Entries are numbered; the newest counts, and older ones go. A number is used once, by one coordinator: another one
-    that has the root open, past every lock, finds the next entry taken, and writes no more.
+    that has the root open, past every lock, finds the next entry taken, or the last one removed, and writes no more.
+    Of two that make a new root at once, that holds once each has written.
     """
 
     def __init__(self, files: Files, root: str) -> None:
@@ -34,6 +36,8 @@ class Journal:
         self._directory = os.path.join(root, JOURNAL)
         self._number = 0
         self._older: list[int] = []
+        self._last: int | None = None
+        """The newest entry that is there for certain: whoever writes a later one removes it."""
         self._is_taken = False
         self.entries_written = 0
 
@@ -41,14 +45,11 @@ class Journal:
         """The newest entry; None in a root that has none."""
         self._files.make_dir(self._directory)
         remove_leftovers(self._files, self._directory)
-        numbers = [
-            int(match[1])
-            for name in durable_names(self._files, self._directory)
-            if (match := _ENTRY.fullmatch(name))
-        ]
+        numbers = _numbers(durable_names(self._files, self._directory))
         if not numbers:
             return None
         self._number = max(numbers)
+        self._last = self._number
         self._older = sorted(set(numbers) - {self._number})
         path = self._path(self._number)
         batches, schema, metadata = read_table_file(self._files, path)
@@ -76,14 +77,25 @@ class Journal:
         except FileExistsError:
             self._is_taken = True
             raise self._taken() from None
-        self.entries_written += 1
         reach("truncate.before")
         # The newest entry counts: one that cannot be removed does no harm.
         with suppress(OSError):
             while self._older:
-                self._files.remove(self._path(self._older[-1]))
+                number = self._older[-1]
+                if not self._files.remove(self._path(number)) and number == self._last:
+                    self._check_newest()
                 self._older.pop()
+        self._last = self._number
+        self.entries_written += 1
         reach("truncate.after")
+
+    def _check_newest(self) -> None:
+        """The last entry is gone: if another coordinator wrote later ones, what was just written counts for nothing."""
+        if max(_numbers(self._files.list(self._directory)), default=0) > self._number:
+            self._is_taken = True
+            with suppress(OSError):
+                self._files.remove(self._path(self._number))
+            raise self._taken()
 
     def _taken(self) -> PondInUse:
         root = os.path.dirname(self._directory)
@@ -95,3 +107,8 @@ class Journal:
 
     def _path(self, number: int) -> str:
         return os.path.join(self._directory, f"{number:012d}.arrow")
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    """Of entries, by the names of files."""
+    return [int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))]

@@ -19,6 +19,7 @@ from millpond.wire.house import Ping
 RECOVERY_S_MAX = 120.0
 RECOVERY_PAUSE_S = 0.05
 END_S_MAX = 1.0
+END_PAUSE_S = 0.005
 # One as it comes, one that leaves marks, one that heeds them, and one for bad luck.
 START_ATTEMPTS = 4
 R = TypeVar("R")
@@ -273,6 +274,7 @@ class Membership:
             # It must not answer while others serve what it had.
             self._hosting.kill(container)
             old.connection.close()
+            self._await_silence(container, old.term)
         relieve(container)
         for attempt in range(1, START_ATTEMPTS + 1):
             term = Term(0)
@@ -295,6 +297,16 @@ class Membership:
             self.live[container] = Live(host, connection, term)
             self.members.started(container, term)
             return
+
+    def _await_silence(self, container: int, term: Term) -> None:
+        """Returns when that incarnation answers nobody any more: it has ended, or its lease has."""
+        assert self._hosting is not None
+        heard = self.detector.heard.get(container)
+        since_s = heard.at_s if heard is not None and heard.term == term else self._runtime.now()
+        while not self._closing and not self._hosting.has_ended(container):
+            if self._runtime.now() > since_s + LEASE_S:
+                return
+            self._runtime.sleep(END_PAUSE_S)
 
     def _assigned(self, container: int, term: Term, host: Host) -> Connection:
         """A connection to the new incarnation, which has its slices."""

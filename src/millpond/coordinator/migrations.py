@@ -13,11 +13,11 @@ from millpond.coordinator.commits import Commits
 from millpond.coordinator.copies import Copying
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.slices import Slices
-from millpond.coordinator.switches import Switch
+from millpond.coordinator.switches import Phase, Switch
 from millpond.errors import MillpondError, Unavailable
 from millpond.runtime import Lock, Locks, Runtime
-from millpond.wire.backups import AskLag, Copy, Dismiss, Enlist
-from millpond.wire.base import SliceId, Term
+from millpond.wire.backups import SWITCH_S, AskLag, Copy, Dismiss, Enlist, GetReady
+from millpond.wire.base import LONG_CALL_S, SliceId, Term
 from millpond.wire.moves import Stage
 
 LAG_RECORDS_MAX = 2
@@ -180,29 +180,92 @@ class Migrations:
             self.copy(source, target, slices, watch)
         watch.reaches("catching up")
         self._catch_up(target, slices)
-        watch.reaches("switching")
         for limit_s in PAUSES_S:
+            self._await_ready(source, target, watch)
+            watch.reaches("switching")
             with self._slices.moving:
-                residents = self._concerned(slices)
-                with self._commits.paused_soon(residents, limit_s) as is_paused, self._placing:
-                    # One that has come since has no epoch that would be waited for.
-                    if is_paused and residents == self._concerned(slices):
-                        return self._switch(source, target, slices)
+                try:
+                    switch = self._switch_soon(source, target, slices, limit_s)
+                    if switch is not None and switch.phase is Phase.CONFIRM:
+                        # It holds nobody up, and is done before anything that takes long.
+                        self._slices.drive(switch)
+                finally:
+                    self._runtime.map(self._go_on, (source, target))
+                if switch is not None:
+                    break
             self._runtime.sleep(limit_s)
-        raise Unavailable(
-            f"epochs of {', '.join(residents)} take so long that slices cannot move between them",
-            hint="try again when they are done",
-            address="",
-        )
-
-    def _switch(self, source: int, target: int, slices: Sequence[SliceId]) -> None:
-        started = self._runtime.now()
-        switch = Switch(source, {target: slices}, live=True)
-        self._slices.drive(switch)
+        else:
+            raise Unavailable(
+                "epochs or upkeep take so long that slices cannot move between them",
+                hint="try again when they are done",
+                address="",
+            )
         if not switch.moved:
             raise switch.error or Unavailable("the slices could not be switched", address="")
         self.switched += len(slices)
-        self.pause_s_last = self._runtime.now() - started
+
+    def _go_on(self, container: int) -> None:
+        """It may do what takes long again. One that does not hear of it begins by itself."""
+        with suppress(MillpondError):
+            self._containers.ask(container, GetReady({}, 0))
+
+    def _await_ready(self, source: int, target: int, watch: Watch) -> None:
+        """Returns when neither is at work that would hold a switch up."""
+        deadline = self._runtime.now() + CATCH_UP_S_MAX
+        while True:
+            busy = self._busy(source, target, LOOK_S)
+            if not busy:
+                return
+            if self._runtime.now() > deadline:
+                raise Unavailable(
+                    f"container {busy[0]} writes down or rebuilds what it has for long", address=""
+                )
+            watch.reaches("catching up")
+            self._runtime.sleep(LOOK_S)
+
+    def _busy(self, source: int, target: int, quiet_s: float, seconds_max: float = LONG_CALL_S) -> list[int]:
+        """Those that are at such work; the others begin none for so many seconds."""
+        decided = self._memory.record.decided()
+
+        def is_ready(container: int) -> bool:
+            # Who has a slow disk may be left.
+            ask = GetReady(decided, quiet_s, container == target, seconds_max)
+            return self._containers.ask(container, ask).is_ready
+
+        sides = (source, target)
+        answers = self._runtime.map(is_ready, sides)
+        return [container for container, ready in zip(sides, answers, strict=True) if not ready]
+
+    def _switch_soon(
+        self, source: int, target: int, slices: Sequence[SliceId], limit_s: float
+    ) -> Switch | None:
+        """Switches the slices, but for what need not be done while epochs wait. None if that could not begin in time: then
+        nothing has happened.
+        """
+        quiet_s = limit_s + 3 * SWITCH_S
+        quiet_until_s = self._runtime.now() + quiet_s
+        if self._busy(source, target, quiet_s):
+            return None
+        residents = self._concerned(slices)
+        with self._commits.paused_soon(residents, limit_s) as is_paused, self._placing:
+            # One that has come since has no epoch that would be waited for.
+            if not is_paused or residents != self._concerned(slices):
+                return None
+            started = self._runtime.now()
+            if started + 2 * SWITCH_S > quiet_until_s:
+                return None
+            # What was decided meanwhile is applied, too: it may be long, and then nobody is ended for it.
+            if not self._are_ready_soon(source, target, quiet_until_s - started):
+                return None
+            switch = Switch(source, {target: slices}, live=True)
+            self._slices.drive(switch, until=Phase.CONFIRM)
+            self.pause_s_last = self._runtime.now() - started
+            return switch
+
+    def _are_ready_soon(self, source: int, target: int, quiet_s: float) -> bool:
+        with suppress(MillpondError):
+            return not self._busy(source, target, quiet_s, SWITCH_S)
+        return False
 
     def _concerned(self, slices: Sequence[SliceId]) -> list[str]:
         """Residents that live in one of the slices."""

@@ -371,7 +371,7 @@ class CoordinatorService:
                 residents = self._record.residents.values()
                 return ResidentList([known.spec for known in residents if known.spec.kind == kind])
             case Locate(known):
-                return self._slices.locate(self._root, known)
+                return replace(self._slices.locate(self._root, known), seen=self._commits.seen())
             case AskProgress(resident):
                 if message.waits:
                     self._commits.await_visible(resident)

@@ -23,14 +23,12 @@ from millpond.coordinator.switches import Switch
 from millpond.coordinator.telling import Telling
 from millpond.errors import CorruptFile, MillpondError, Unavailable
 from millpond.runtime import Runtime
-from millpond.wire.backups import Demote, Promote
+from millpond.wire.backups import SWITCH_S, Demote, Promote
 from millpond.wire.base import LONG_CALL_S, Call, SliceId, Term
 from millpond.wire.connection import Connection, Dialer
 from millpond.wire.house import Adopt, Assign, Confirm, ContainerInfo, Placement, Release
 
 _log = logging.getLogger("millpond")
-SWITCH_S_MAX = 5.0
-"""While slices change places, their residents' epochs wait: no longer than this."""
 REBUILT_S = 60.0
 """So long after it rebuilt slices of another, nobody rebuilds those of a container that ends."""
 
@@ -226,9 +224,13 @@ class Slices:
         self.promoted += len(switch.moved)
         return {self._memory.record.owners[number] for number in switch.moved}
 
-    def drive(self, switch: Switch) -> None:
-        """Until all is done, but for whoever has to begin anew: that is left to `call_home`."""
+    def drive(self, switch: Switch, until: switches.Phase | None = None) -> None:
+        """Until all is done, but for whoever has to begin anew: that is left to `call_home`. Or until that phase: to go on,
+        drive it again.
+        """
         while switch.phase not in (switches.Phase.SETTLE, switches.Phase.RECALL):
+            if switch.phase is until:
+                return
             effects = switch.effects()
             if not effects:
                 return
@@ -246,7 +248,7 @@ class Slices:
             match effect:
                 case switches.Promote(container, slices):
                     record = self._memory.record
-                    limit_s = SWITCH_S_MAX if switch.live else LONG_CALL_S
+                    limit_s = SWITCH_S if switch.live else LONG_CALL_S
                     ask = Promote(self.order(), list(slices), record.decided(), _epochs(record), limit_s)
                     return switches.Obeyed(container, self.ask(container, ask))
                 case switches.Rebuild(container, slices):

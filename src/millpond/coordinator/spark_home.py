@@ -74,7 +74,8 @@ class Home:
         self._listener.setblocking(False)
         self.host = host.strip("[]")
         self.port = int(self._listener.getsockname()[1])
-        self._strangers = 0
+        # Who has not shown a grant yet, the oldest first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
         self._meetings: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="millpond-home", daemon=True)
@@ -113,22 +114,31 @@ class Home:
             try:
                 connection, _ = await self._loop.sock_accept(self._listener)
             except OSError:
-                await asyncio.sleep(0.1)  # no handle is left
+                # No handle is left: one is freed, and who waits is let in after.
+                self._end_oldest()
+                await asyncio.sleep(0.1)
                 continue
-            if self._strangers >= PENDING_MAX:
-                connection.close()
-                continue
-            self._strangers += 1
+            if len(self._strangers) >= PENDING_MAX:
+                self._end_oldest()
             meeting = self._loop.create_task(self._meet(connection))
+            self._strangers[meeting] = None
             self._meetings.add(meeting)
             meeting.add_done_callback(self._meetings.discard)
+
+    def _end_oldest(self) -> None:
+        """It has had its chance: who means it needs a moment only."""
+        for oldest in list(self._strangers)[:1]:
+            del self._strangers[oldest]
+            oldest.cancel()
 
     async def _meet(self, connection: socket.socket) -> None:
         # From here on, the connection is its transport's to close.
         try:
             task = await self._admitted(connection)
         finally:
-            self._strangers -= 1
+            meeting = asyncio.current_task()
+            assert meeting is not None
+            self._strangers.pop(meeting, None)
         if task is None:
             return
         line, visitor = task
@@ -140,7 +150,7 @@ class Home:
             self._visits.lost(visitor)
 
     async def _admitted(self, connection: socket.socket) -> tuple[Line, TaskLine] | None:
-        line = None
+        line = admitted = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 reader = asyncio.StreamReader(limit=ARRIVED_BYTES_MAX)
@@ -156,9 +166,10 @@ class Home:
             if isinstance(first, Arrived):
                 visitor = TaskLine(self._loop, line, first)
                 if self._visits.arrived(visitor):
-                    return line, visitor
+                    admitted = line, visitor
         except (OSError, BadMessage):
             pass
-        if line is not None:
-            line.abort()
-        return None
+        finally:
+            if line is not None and admitted is None:
+                line.abort()
+        return admitted

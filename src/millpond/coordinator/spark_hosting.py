@@ -39,13 +39,15 @@ from millpond.coordinator.spark_home import Home, TaskLine
 from millpond.coordinator.spark_task import NOT_AT_HOME, ROOT_UNSEEN, ContainerTask, Outcome, machine
 from millpond.errors import ContainerFailed, MillpondError, RootUnseen, error_named
 from millpond.wire.base import Term
-from millpond.wire.home import LEASE_S, End, Ended, Greeted, Leave, Message, Start
+from millpond.wire.home import LEASE_S, Busy, End, Ended, Greeted, Leave, Message, Start
 from millpond.wire.keyring import ContainerKeys
 
 GRANTS = "grants"
 """The folder of the root with the files by which tasks are known."""
 WATCH_S = 1.0
 CANCEL_S = 5.0
+BUSY_S = 2.0
+"""For so long after word that a process is at work it counts as that: word comes each half second."""
 
 
 class SparkHosting:
@@ -81,7 +83,6 @@ class SparkHosting:
         self._changed = threading.Condition()
         self._submitting = threading.Lock()
         self._places: dict[int, _Place] = {}
-        self._slots_each = cluster.slots_of(threads)
         self._jobs: list[_Job] = []
         self._incarnations = count(1)
         self._stopping = False
@@ -124,8 +125,15 @@ class SparkHosting:
             place = self._places.get(container)
             return place is not None and place.runs
 
+    def has_ended(self, container: int) -> bool:
+        with self._changed:
+            place = self._places.get(container)
+            return place is None or not (place.runs or time.monotonic() < place.may_run_until)
+
     def is_busy(self, container: int) -> bool:
-        return False
+        with self._changed:
+            place = self._places.get(container)
+            return place is not None and place.runs and time.monotonic() < place.busy_until
 
     def check_room(self, containers: int) -> None:
         self._check_session(containers - 1)
@@ -341,6 +349,8 @@ class SparkHosting:
                 case Greeted(incarnation, pid, hello) if incarnation == place.incarnation:
                     place.pid = pid
                     place.hello = _hello(hello)
+                case Busy(incarnation) if incarnation == place.incarnation:
+                    place.busy_until = time.monotonic() + BUSY_S
                 case Ended(incarnation, words) if incarnation == place.incarnation:
                     self._note_end(place, words)
             self._changed.notify_all()
@@ -439,6 +449,7 @@ class _Place:
         self.last_words = ""
         self.expected_end = False
         self.may_run_until = 0.0
+        self.busy_until = 0.0
 
     @property
     def host(self) -> str:
@@ -457,7 +468,7 @@ class _Place:
 
     def run_on(self, line: TaskLine, incarnation: int) -> int:
         self.line, self.incarnation = line, incarnation
-        self.runs, self.expected_end = True, False
+        self.runs, self.expected_end, self.busy_until = True, False, 0.0
         self.pid, self.hello, self.words = 0, None, ""
         return incarnation
 

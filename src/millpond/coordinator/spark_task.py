@@ -21,7 +21,7 @@ from millpond import private
 from millpond.container.printing import log_path
 from millpond.coordinator.hosting import EXIT_TIMEOUT_S, STOP_TIMEOUT_S, Child, command_of, environment_of
 from millpond.durable import crashpoints
-from millpond.wire.home import Arrived, End, Ended, Greeted, Leave, Line, Start, trusting
+from millpond.wire.home import TICK_S, Arrived, Busy, End, Ended, Greeted, Leave, Line, Start, trusting
 
 DIAL_S = 15.0
 DIAL_PAUSE_S = 0.5
@@ -150,6 +150,7 @@ class _Keeper:
             return
         # The process has the other end of its line for as long as it runs.
         from_child, to_child = await asyncio.open_connection(sock=child.line)
+        watching = asyncio.create_task(self._watch_work(start.incarnation, child))
         try:
             to_child.write(start.settings)
             hello = await from_child.readline()
@@ -158,12 +159,21 @@ class _Keeper:
             with suppress(OSError):
                 await from_child.read()
         finally:
+            watching.cancel()
             await _ended(child, EXIT_TIMEOUT_S)
             to_child.close()
             self._child = None
             asked = self._asked_to_end == start.incarnation
             words = "was ended by its pond" if asked else child.last_words()
             self._line.send(Ended(start.incarnation, words))
+
+    async def _watch_work(self, incarnation: int, child: Child) -> None:
+        """Tells of a process that is at work: one may keep its interpreter to itself, and be silent."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            # Upkeep alone takes some hundredths of a second.
+            if self._line is not None and child.is_busy(TICK_S / 4):
+                self._line.send(Busy(incarnation))
 
     async def _end(self) -> None:
         """Ends the container that runs, if one does."""

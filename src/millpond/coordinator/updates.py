@@ -97,12 +97,26 @@ def begin_epoch(pond: PondRecord, message: BeginEpoch | CommitEpoch) -> EpochPla
             expected=turns.owed.epoch,
         )
     late_below = _late_below(updater, message.query)
-    return EpochPlan(late_below, resident.time_kind, replayed=False, placement=pond.version)
+    return EpochPlan(late_below, resident.time_kind, False, pond.version, _others(resident, message))
+
+
+def _others(resident: ResidentRecord, message: BeginEpoch | CommitEpoch) -> Progress:
+    """How far other updaters have come, and other queries of this one, as far as they count."""
+    updater = resident.updaters[message.updater]
+    marks = [
+        other.watermark
+        for name, other in resident.updaters.items()
+        if name != message.updater and not other.idle
+    ]
+    if not updater.idle and (message.query in updater.queries or message.history == "shared"):
+        others = (turns for query, turns in updater.queries.items() if query != message.query)
+        marks += [max(turns.watermark, updater.watermark) for turns in others]
+    return min(marks, default=math.inf)
 
 
 def awaken(pond: PondRecord, message: BeginEpoch) -> PondRecord:
     """Before an epoch is staged, its updater counts again, so that U stays below its rows. A replay brings none."""
-    if begin_epoch(pond, message).replayed:
+    if begin_epoch(pond, message).replayed or not message.brings_rows:
         return pond
     resident = resident_of(pond, message.resident)
     updater = _updater_of(resident, message.updater)
@@ -153,8 +167,8 @@ def check_first(
     if turn.epoch > 0 and history != "new":
         raise EpochOutOfOrder(
             f"epoch {turn} is the first that the pond sees of {operator!r} of {resident!r}: those before it are missing",
-            hint="the checkpoint is older than the pond: remove it to send all rows again, or say history='new' to go on"
-            " from here without them",
+            hint="epochs begin with 0. Of a stream, the checkpoint is older than the pond: remove it to send all rows again,"
+            " or say history='new' to go on from here without them",
             epoch=turn.epoch,
             expected=0,
         )
@@ -187,10 +201,12 @@ def check_epoch(pond: PondRecord, message: CommitEpoch) -> None:
     late_below = _late_below(updater, message.query)
     if late_below == math.inf and has_rows(message):
         raise updater_finished(message.resident, message.updater)
-    if updater.idle and late_below < resident.update_progress:
+    if updater.idle and late_below < resident.update_progress and has_rows(message):
         raise StageLost("the updater was left out as idle while the epoch was staged: stage it again")
     if message.late_below != late_below:
         raise StageLost("the updater's progress was reported while the epoch was staged: stage it again")
+    if _others(resident, message) < message.others:
+        raise StageLost("another updater counts since the epoch was staged: stage it again")
 
 
 def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, EpochCommitted]:
@@ -269,6 +285,9 @@ def report(pond: PondRecord, message: Report) -> PondRecord:
             updater = replace(updater, watermark=message.update, finished_at=finished_at)
             pond = with_updater(pond, resident, message.name, updater)
             resident = resident_of(pond, message.resident)
+    if message.rests:
+        pond = leave_out(pond, message.resident, [message.name])
+        resident = resident_of(pond, message.resident)
     if message.fetch is not None:
         fetcher = resident.fetchers.get(message.name)
         if fetcher is None or message.fetch > fetcher.reported:
@@ -329,13 +348,18 @@ def _late_below(updater: UpdaterRecord, query: str) -> Progress:
     return updater.watermark if turns is None else max(turns.watermark, updater.watermark)
 
 
+_SPANS = {"timestamp": "texts with a unit", "long": "integers"}
+_TIMES = {"timestamp": "timestamps", "long": "integers"}
+
+
 def _check_time_kind(resident: ResidentRecord, message: CommitEpoch) -> None:
     """Another updater's first rows may have come since the epoch began, and settled the kind."""
     wanted = resident.spec.span_kind
     if message.time_kind and wanted and message.time_kind != wanted:
         raise WrongType(
-            f"values of {message.resident!r} live for a span of {wanted} time; the times are {message.time_kind}",
-            hint='mp.ttl("2 days") is for timestamps, mp.ttl(1000) for logical time',
+            f"the durations of {resident.spec.kind} {message.resident!r} are {_SPANS[wanted]}, and the times are"
+            f" {_TIMES[message.time_kind]}",
+            hint='durations with a unit, as in "10 minutes", go with timestamps, integers with integers',
             column="",
             expected=wanted,
             actual=message.time_kind,

@@ -32,6 +32,14 @@ WAITING_POINTS: Final[tuple[str, ...]] = tuple(
 )
 """Those of whoever writes rows that wait: tasks and drivers of Spark, and containers for those who do not see the root."""
 
+SCRATCH_STEPS: Final = ("flush", "index", "read", "compact", "fire")
+SCRATCH_POINTS: Final[tuple[str, ...]] = tuple(
+    f"scratch.{step}.{side}" for step in SCRATCH_STEPS for side in ("before", "after")
+)
+"""Those of what open windows have on disk: rows and cells appended, the index of rows, ranges read, files written anew, and
+files let go of. Nothing there is durable: a crash may leave what it likes.
+"""
+
 ENVIRONMENT: Final = "MILLPOND_CRASH"
 
 
@@ -82,7 +90,7 @@ class Plan:
 
 # One lookup answers both "is it declared?" and "is it armed?". Tuples are replaced whole, never changed,
 # so `reach` needs no lock.
-_plans: dict[str, tuple[Plan, ...]] = dict.fromkeys((*POINTS, *WAITING_POINTS), ())
+_plans: dict[str, tuple[Plan, ...]] = dict.fromkeys((*POINTS, *WAITING_POINTS, *SCRATCH_POINTS), ())
 _arming = threading.Lock()
 
 
@@ -95,6 +103,14 @@ def reach(point: str) -> None:
         raise
     for plan in plans:
         plan.count()
+
+
+@contextmanager
+def around(step: str) -> Iterator[None]:
+    """`reach` before a step, and after it if it was done."""
+    reach(f"{step}.before")
+    yield
+    reach(f"{step}.after")
 
 
 @contextmanager
@@ -145,7 +161,7 @@ def _check_declared(point: str) -> None:
     if point not in _plans:
         raise BadOption(
             f"there is no crash point {point!r}",
-            hint="millpond.durable.crashpoints declares them all: POINTS and WAITING_POINTS",
+            hint="millpond.durable.crashpoints declares them all: POINTS, WAITING_POINTS and SCRATCH_POINTS",
             option=point,
         )
 

@@ -1,4 +1,4 @@
-"""The only way by which log, snapshots, manifests, journal, marks and waiting rows touch a disk.
+"""The only way by which log, snapshots, manifests, journal, marks, waiting and spilled rows touch a disk.
 
 `Files` is what they need of a file system, and no more, so that a test can put one in its place that loses
 whatever was not synced (`millpond.testing.LossyFiles`). `OsFiles` is the real one.
@@ -37,6 +37,12 @@ class Files(Protocol):
     def write(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> None:
         """Makes the file hold these buffers, one after another, in place of what it held. Not durable yet."""
 
+    def append(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> int:
+        """Adds these buffers to the end of the file, which is made where there is none: where they begin.
+
+        Not durable yet. Where an error comes out, some of them may be there, and the next append goes behind them.
+        """
+
     def sync(self, path: AnyPath) -> None:
         """The content of the file is durable on return."""
 
@@ -52,11 +58,23 @@ class Files(Protocol):
     def read(self, path: AnyPath) -> pa.Buffer:
         """The whole content, in memory: what happens to the file later does not change the buffer."""
 
+    def read_range(self, path: AnyPath, offset: int, length: int) -> pa.Buffer:
+        """So many bytes of the content, in memory; fewer where the file ends before."""
+
+    def read_ranges(self, path: AnyPath, ranges: Sequence[tuple[int, int]]) -> pa.Buffer:
+        """The same of several ranges `(offset, length)`, one after another; EOFError where the file ends before."""
+
+    def copy_ranges(self, source: AnyPath, ranges: Sequence[tuple[int, int]], target: AnyPath) -> int:
+        """Appends ranges `(offset, length)` of one file to another, as `append` does: where they begin there.
+
+        EOFError where `source` ends before.
+        """
+
     def list(self, path: AnyPath) -> list[str]:
         """Sorted names in the directory; none where there is no directory."""
 
-    def remove(self, path: AnyPath) -> None:
-        """Not durable yet: the file may come back after a crash. A file that is not there is no error."""
+    def remove(self, path: AnyPath) -> bool:
+        """Whether it was there. Not durable yet: the file may come back after a crash."""
 
     def remove_dir(self, path: AnyPath) -> None:
         """Removes an empty directory. Not durable yet. A directory that is not there is no error."""
@@ -77,6 +95,9 @@ DIRECT_BYTES_MIN = 4 << 20
 _PIECE_BYTES = 4 << 20
 _BLOCK_BYTES = 4096
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
+_copy_file_range: Callable[[int, int, int, int], int] | None = getattr(os, "copy_file_range", None)
+# How a system says that it cannot do so between these files.
+_NO_COPY = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
@@ -129,6 +150,38 @@ def _has_handles(work: Callable[_P, _T]) -> Callable[_P, _T]:
 def _write_all(file: FileIO, rest: memoryview) -> None:
     while len(rest):
         rest = rest[file.write(rest) :]
+
+
+def _read_into(file: FileIO, room: memoryview, offset: int) -> int:
+    """Fills `room` from that place on, as far as the file goes; how many bytes it were."""
+    count = 0
+    while count < len(room) and (size := os.preadv(file.fileno(), [room[count:]], offset + count)):
+        count += size
+    return count
+
+
+def _copy(source: FileIO, offset: int, length: int, target: FileIO) -> int:
+    """Adds so many bytes to the end of `target`, as far as `source` goes; how many it were."""
+    count = 0
+    if _copy_file_range is not None:
+        try:
+            while count < length and (
+                size := _copy_file_range(source.fileno(), target.fileno(), length - count, offset + count)
+            ):
+                count += size
+            return count
+        except OSError as error:
+            if error.errno not in _NO_COPY:
+                raise
+    piece = memoryview(bytearray(min(length - count, _PIECE_BYTES)))
+    while count < length and (size := _read_into(source, piece[: length - count], offset + count)):
+        _write_all(target, piece[:size])
+        count += size
+    return count
+
+
+def _ends_before(path: AnyPath, end: int) -> EOFError:
+    return EOFError(f"{os.fspath(path)} ends before byte {end}")
 
 
 class _Direct:
@@ -194,6 +247,13 @@ class OsFiles:
                 for view in views:
                     _write_all(file, view)
 
+    def append(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> int:
+        with self._open_to_append(path) as file:
+            begin = file.seek(0, os.SEEK_END)
+            for buffer in buffers:
+                _write_all(file, memoryview(buffer).cast("B"))
+            return begin
+
     @_has_handles
     def sync(self, path: AnyPath) -> None:
         private.sync(path, os.O_NOFOLLOW)
@@ -223,6 +283,39 @@ class OsFiles:
         finally:
             os.close(handle)
 
+    def read_range(self, path: AnyPath, offset: int, length: int) -> pa.Buffer:
+        with self._open_to_read(path) as file:
+            content = pa.allocate_buffer(length)
+            return content.slice(0, _read_into(file, memoryview(content).cast("B"), offset))
+
+    def read_ranges(self, path: AnyPath, ranges: Sequence[tuple[int, int]]) -> pa.Buffer:
+        with self._open_to_read(path) as file:
+            content = pa.allocate_buffer(sum(length for _, length in ranges))
+            rest = memoryview(content).cast("B")
+            for offset, length in ranges:
+                if _read_into(file, rest[:length], offset) < length:
+                    raise _ends_before(path, offset + length)
+                rest = rest[length:]
+            return content
+
+    def copy_ranges(self, source: AnyPath, ranges: Sequence[tuple[int, int]], target: AnyPath) -> int:
+        with self._open_to_read(source) as origin, self._open_to_append(target) as file:
+            begin = file.seek(0, os.SEEK_END)
+            for offset, length in ranges:
+                if _copy(origin, offset, length, file) < length:
+                    raise _ends_before(source, offset + length)
+            return begin
+
+    # What is appended must not be there twice: these take a handle from the reserve before anything is done.
+
+    @_has_handles
+    def _open_to_read(self, path: AnyPath) -> FileIO:
+        return FileIO(private.open_to_read(path), "r")
+
+    @_has_handles
+    def _open_to_append(self, path: AnyPath) -> FileIO:
+        return FileIO(private.open_to_append(path), "r+")
+
     @_has_handles
     def list(self, path: AnyPath) -> list[str]:
         try:
@@ -230,9 +323,12 @@ class OsFiles:
         except FileNotFoundError:
             return []
 
-    def remove(self, path: AnyPath) -> None:
-        with suppress(FileNotFoundError):
+    def remove(self, path: AnyPath) -> bool:
+        try:
             os.remove(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def remove_dir(self, path: AnyPath) -> None:
         with suppress(FileNotFoundError):

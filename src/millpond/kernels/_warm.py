@@ -16,8 +16,11 @@ from millpond.kernels import (
     lookups,
     partition,
     rows,
+    segment_words,
+    segments,
     sliced,
     slot_hashing,
+    spilled,
     versions,
 )
 from millpond.kernels import control as at
@@ -118,3 +121,45 @@ def warm_up() -> None:
     rows.find_rows(keys, longs, slots, keys, out)
     rows.make_rows(keys, longs, 0, slots, keys.copy(), np.zeros(1, np.int64), made)
     rows.move(slots, np.zeros((32, 2), np.int64))
+    _warm_up_windows()
+
+
+def _warm_up_windows() -> None:
+    """The same for rows of open windows."""
+    control = np.zeros(segments.CONTROL_SIZE, np.int64)
+    control[segments.PARTS_FREE] = control[segments.SEGMENTS_FREE] = -1
+    groups = np.full((2, segments.GROUP_FIELDS), -1, np.int64)
+    parts = np.zeros((4, segments.PART_FIELDS), np.int64)
+    table = np.zeros((8, segments.SEGMENT_FIELDS), np.int64)
+    words, one, starts = np.zeros(8, np.int64), np.zeros(1, np.int64), np.array([0, 1])
+    out, other = np.empty(4, np.int64), np.empty(4, np.int64)
+    octets = words.view(np.uint8)
+
+    segments.cluster(one, words[:2].copy(), one.copy(), one.copy(), starts.copy())
+    segments.first_repeated(one, words[:2].copy())
+    segments.add_rows(one, starts, starts, 0, groups, parts, table, control)
+    segments.count_rows(one, groups, parts, out)
+    segments.count_parts(one, groups, parts)
+    segments.missing_parts(one, groups, parts, out, other)
+    segments.collect(one, groups, parts, table, out, other)
+    segments.collect_new(one, parts, table, out, other)
+    segments.move_live(words, words.copy(), parts, table, control)
+    segments.expect(one, one, 0, groups, parts, table, control)
+    segments.merge(one, one, groups, parts)
+    spilled.add_spilled(one, starts, parts, table, control)
+    segments.add_loaded(one, starts[1:].copy(), starts, parts, table, control)
+    spilled.evict(one, parts, table, control)
+    spilled.on_disk_alone(groups, parts, 1, out, other)
+    entries, wanted = np.zeros((1, spilled.ENTRY_FIELDS), np.int64), np.zeros(1, np.uint8)
+    spilled.name_live(parts, wanted, out[:1].copy())
+    spilled.scan(entries, one, out, other)
+    spilled.spans(entries, 0, out, other, one.copy())
+    spilled.checksums(words, one, one, out)
+    spilled.copy_words(words, one, starts, words.copy())
+    segments.release(one, groups, parts, table, control)
+
+    segment_words.add_words(starts, 8, one.copy())
+    segment_words.put_values(one, 1, one, starts, one.copy(), words)
+    segment_words.get_values(words, 1, starts, one.copy(), out)
+    segment_words.put_bytes(octets[:8].copy(), starts, one.copy(), words, octets)
+    segment_words.get_bytes(octets, starts, one.copy(), octets[:8].copy())

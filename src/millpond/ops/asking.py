@@ -174,7 +174,7 @@ class Asking:
                 )
             ]
         assert self.rule.name != "paths"
-        message = Question(self.state, self.rule.name, self.rule.code, self.rule.returns, self.seen)
+        message = Question(self.state, self.rule.name, self.rule.code, self.rule.returns, seen=self.seen)
         asked, longs = self.shape.questions, [questions.highs]
         if questions.lows is not None:
             asked, longs = self.shape.ranged_questions, [questions.highs, questions.lows]

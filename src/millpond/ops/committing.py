@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,7 @@ def commit_staged(
     history: History,
     owes: bool = False,
     early: bool = False,
+    brings_rows: bool = True,
 ) -> EpochCommitted:
     """Has the rows staged, whose times are of that kind, and commits; again if a container lost what it held.
 
@@ -110,7 +112,7 @@ def commit_staged(
     name = stager.resident, stager.name, query, turn, history
     pause, longest = STAGE_PAUSE_S
     for attempt in range(1, STAGE_ATTEMPTS + 1):
-        plan = client.call(BeginEpoch(*name))
+        plan = client.call(BeginEpoch(*name, brings_rows=brings_rows))
         receipts = stage(plan)
         has_rows = any(receipt.rows or receipt.late for receipt in receipts)
         try:
@@ -123,6 +125,7 @@ def commit_staged(
                     receipts=receipts,
                     work=work(plan, receipts) if callable(work) else work,
                     owes=owes,
+                    others=plan.others if callable(work) else -math.inf,
                     early=early,
                 )
             )

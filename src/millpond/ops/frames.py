@@ -13,7 +13,7 @@ import pyarrow as pa
 from millpond.client.client import Client
 from millpond.errors import BadOption, WrongColumn, WrongType, error_named
 from millpond.ops.columns import check_kind
-from millpond.ops.tasks import StageReply, StageTask
+from millpond.ops.tasks import Readable, ReadTask, StageReply, StageTask
 from millpond.times import TimeKind
 from millpond.wire.base import KindOfTime, Turn, check_query
 from millpond.wire.epochs import EpochPlan, Receipt
@@ -146,6 +146,14 @@ def link_of(client: Client) -> Link:
             option="pond",
         )
     return client.link
+
+
+def read_by_slices(client: Client, spark: SparkSession, rows: Readable, schema: pa.Schema) -> DataFrame:
+    """What a turn left in the pond, as a lazy DataFrame."""
+    slices = client.placement().slices
+    tasks = min(slices, spark.sparkContext.defaultParallelism)
+    task = ReadTask(link_of(client), rows, slices, tasks)
+    return spark.range(0, tasks, 1, tasks).mapInArrow(task, spark_schema(schema))
 
 
 class Staging:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
@@ -35,6 +36,28 @@ def client_of(link: Link) -> Client:
         gc.collect()
         gc.freeze()
     return _clients[link]
+
+
+class Readable(Protocol):
+    """Plain data that says where rows are."""
+
+    def read(self, client: Client, slices: list[int] | None = None) -> pa.Table: ...
+
+
+class ReadTask:
+    """For `mapInArrow` over the numbers of tasks: gives each its share of the slices."""
+
+    def __init__(self, link: Link, rows: Readable, slices: int, tasks: int) -> None:
+        self._link = link
+        self._rows = rows
+        self._slices = slices
+        self._tasks = tasks
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                own = list(range(number, self._slices, self._tasks))
+                yield from self._rows.read(client_of(self._link), own).to_batches()
 
 
 class StageReply(msgspec.Struct, frozen=True):

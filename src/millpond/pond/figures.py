@@ -40,6 +40,15 @@ _COUNTERS = {
         "rule_failures",
         "rows",
         "rows_waited",
+        "fired",
+        "dropped",
+    ),
+    *(
+        f"store_{figure}"
+        for figure in (
+            *("write_s", "read_s", "compact_s", "hits", "misses", "evictions", "compactions"),
+            *("written_bytes", "read_bytes"),
+        )
     ),
 }
 _UNITS = {"s": "seconds", "us": "microseconds", "ms": "milliseconds"}
@@ -154,6 +163,8 @@ def _progress(labels: dict[str, object], progress: Mapping[str, Any]) -> Iterato
     yield "millpond_fetch_progress", labels, progress["fetch"]
     for updater, own in progress["updaters"].items():
         yield "millpond_updater_progress", {**labels, "updater": updater}, own
+    for updater, rows in progress["late"].items():
+        yield "millpond_late_rows_total", {**labels, "updater": updater}, rows
     for fetcher, own in progress["fetchers"].items():
         yield "millpond_waiting_rows", {**labels, "fetcher": fetcher}, own["waiting"]
         yield "millpond_late_rows_total", {**labels, "fetcher": fetcher}, own["late"]

@@ -16,6 +16,7 @@ from millpond.coordinator.journal import JOURNAL
 from millpond.coordinator.passes import Given
 from millpond.coordinator.spark_cluster import Cluster, check_session
 from millpond.errors import BadOption, BadRoot, FewTaskSlots, MillpondError
+from millpond.ops.limits import parse_bytes
 from millpond.pond.embedded import EmbeddedPond, Listening
 from millpond.pond.pond import Pond
 from millpond.pond.roots import Trust, checked_root, own_root, unusable
@@ -48,7 +49,7 @@ def open_pond(
     certificate: AnyPath | None = None,
     key: AnyPath | None = None,
     code_seconds: float = CODE_SECONDS,
-    memory: int | None = None,
+    memory: int | str | None = None,
     trust: Trust = "all",
     backups: int = 0,
     log_figures: float | None = None,
@@ -101,6 +102,8 @@ def open_pond(
     _check_seconds("code_seconds", code_seconds)
     if log_figures is not None:
         _check_seconds("log_figures", log_figures)
+    if isinstance(memory, str):
+        memory = parse_bytes(memory) or 0
     if memory is not None:
         _check_count(
             "memory", memory, MEMORY_MIN, sys.maxsize, f"give bytes, at least {MEMORY_MIN:,} (512m), or None"

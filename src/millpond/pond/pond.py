@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeVar, get_args
 
 from msgspec.structs import replace
 
@@ -21,22 +21,37 @@ from millpond.code.rules import (
     update_rule,
 )
 from millpond.code.tables import TableSpec
-from millpond.errors import BadOption, UnknownResident, unknown_state, unknown_table
+from millpond.code.windows import WindowCode, aggregates_of
+from millpond.errors import BadOption, BadType, UnknownResident, unknown_state, unknown_table
 from millpond.ops.flow import Flow
 from millpond.ops.transactions import Transactions
+from millpond.ops.window import warn_if_interpreted as warn_of_window
+from millpond.pond.dedup import Dedup, dedup_spec
 from millpond.pond.figures import Metrics, as_metrics, exposition
+from millpond.pond.firing import firing_of
+from millpond.pond.join import Join, join_spec
+from millpond.pond.program import Program, graph_of, program_spec
 from millpond.pond.scaling import autoscale_limits, await_moves, check_at_least_one, container_id, slice_ids
 from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
+from millpond.pond.window import Window
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
+from millpond.stores.windows.shape import NO_KEY, check_columns, columns_needed
+from millpond.stores.windows.warming import warm_up, warm_up_joins
 from millpond.times import parse_duration
 from millpond.wire.base import check_name, check_query
+from millpond.wire.dedups import DedupSpec
 from millpond.wire.figures import AskMetrics, AskSlice
 from millpond.wire.groups import GroupSpec
 from millpond.wire.house import CheckpointAll, ContainerInfo, Forget, Locate, OpenResident, Placement
+from millpond.wire.joins import JoinSpec
 from millpond.wire.moves import AskMoves, Autoscale, CancelMoves, MoveInfo, MoveSlices, Rebalance, Scale
+from millpond.wire.programs import ProgramSpec
 from millpond.wire.states import StateSpec
+from millpond.wire.windows import Pattern, WindowSpec
+
+_Spec = TypeVar("_Spec", JoinSpec, DedupSpec, WindowSpec)
 
 
 class Owner(Protocol):
@@ -53,6 +68,7 @@ class Pond:
         self._owner = owner
         self.address = address
         self.spark = spark
+        self._programs: list[Program] = []
 
     @property
     def link(self) -> Link | None:
@@ -69,6 +85,8 @@ class Pond:
 
     def close(self) -> None:
         """Ends the connection, and the pond itself if this process opened it. What was acknowledged stays."""
+        for program in self._programs:
+            program.close()
         self._client.close()
         if self._owner is not None:
             self._owner.close()
@@ -210,6 +228,156 @@ class Pond:
             history=history,
         )
 
+    def window(
+        self,
+        name: str,
+        key: str | None = None,
+        window: WindowCode | None = None,
+        aggregate: Mapping[str, Any] | None = None,
+        *,
+        value: str | None = None,
+        pattern: Pattern | Literal[""] = "",
+        lateness: str | int | timedelta = 0,
+        emit: Literal["close", "update"] = "close",
+        every: str | timedelta | None = None,
+    ) -> Window:
+        """The window operator of that name; made if the pond has none yet. `key` and `value` are DDL strings.
+
+        `window` says which rows of a key belong together (`mp.tumbling`, `mp.sliding`, `mp.session`, `mp.counted`,
+        `mp.everything`, `mp.windows`), `aggregate` what becomes of them, by the column of the results. The types of
+        values are those of the first rows unless `value` tells them. How windows are kept follows from both; `pattern`
+        overrides that where there is a choice. With the name alone the window must exist.
+
+        A window fires when it closes. It stays for as long as `lateness` after that, and fires again in each epoch that
+        brings rows for it. With `emit="update"` it gives its result in each epoch that changes it, too, and when it closes
+        only if that is another. With `every="10 seconds"` the same, at most so often by the clock of the driver. Updates of
+        sessions have a `session_id` that stays, and take sessions back that became part of others (`retracted`).
+        """
+        check_name(name, "the window")
+        if key is None and window is None and aggregate is None:
+            return Window(self._client, self._spec_of(WindowSpec, name))
+        if not isinstance(window, WindowCode):
+            raise BadOption(
+                f"window={window!r} is no window",
+                hint='for example window=mp.tumbling("10 seconds")',
+                option="window",
+            )
+        key_schema = parse_ddl(key or NO_KEY, "key")
+        check_key_types(key_schema)
+        if key and format_ddl(key_schema) == NO_KEY:
+            raise BadType(f"the key {NO_KEY!r} is reserved", hint="give the column another name", ddl=key)
+        if pattern and pattern not in get_args(Pattern):
+            raise BadOption(
+                f"pattern={pattern!r} is not a choice", hint='"rmw", "aar" or "aur"', option="pattern"
+            )
+        values = None if value is None else format_ddl(parse_ddl(value, "value"))
+        aggregates = aggregates_of(aggregate)
+        window, firing = firing_of(window, lateness, emit, every)
+        if value is not None:
+            check_columns(window, aggregates, parse_ddl(value, "value").names)
+        elif not columns_needed(window, aggregates):
+            values = ""
+        spec = WindowSpec(
+            name=name,
+            key=format_ddl(key_schema),
+            value=values,
+            window=window,
+            aggregates=aggregates,
+            pattern=pattern,
+            lateness=firing.lateness,
+            emit=firing.emit,
+            every=firing.every,
+        )
+        warn_of_window(spec)
+        if name not in self._client.specs(WindowSpec):
+            # Here, once: containers and workers find compiled what they would compile, each for itself, in an epoch.
+            warm_up()
+        self._client.call(OpenResident(spec))
+        return Window(self._client, self._client.specs(WindowSpec)[name])
+
+    def windows(self) -> dict[str, Window]:
+        """All window operators by name."""
+        specs = self._client.specs(WindowSpec)
+        return {name: Window(self._client, spec) for name, spec in sorted(specs.items())}
+
+    def join(
+        self,
+        name: str,
+        key: str | None = None,
+        left: str | None = None,
+        right: str | None = None,
+        *,
+        window: WindowCode | None = None,
+        between: tuple[str | int | timedelta, str | int | timedelta] | None = None,
+    ) -> Join:
+        """The join of that name, of two streams; made if the pond has none yet. `key`, `left` and `right` are DDL strings.
+
+        With a `window` (`mp.tumbling`, `mp.sliding`) all rows of a key that fall into the same one are pairs, which come out
+        when it ends: `window_start`, `window_end`, the key, the left columns, the right ones. With `between=(low, high)` two
+        rows of a key are a pair if left time + low <= right time <= left time + high, which comes out with the second of
+        them: the key, `left_time`, `right_time`, the left columns, the right ones. With the name alone the join must exist.
+        """
+        if key is None and left is None and right is None and window is None and between is None:
+            return Join(self._client, self._spec_of(JoinSpec, name))
+        spec = join_spec(name, key, left, right, window, between)
+        warm_up_joins()
+        self._client.call(OpenResident(spec))
+        return Join(self._client, self._client.specs(JoinSpec)[name])
+
+    def joins(self) -> dict[str, Join]:
+        """All joins by name."""
+        return {name: Join(self._client, spec) for name, spec in sorted(self._client.specs(JoinSpec).items())}
+
+    def dedup(
+        self,
+        name: str,
+        key: str | None = None,
+        within: str | int | timedelta | None = None,
+        *,
+        value: str | None = None,
+    ) -> Dedup:
+        """The deduplication of that name; made if the pond has none yet. `key` and `value` are DDL strings.
+
+        The first row of a key passes; others at less than `within` from it are dropped and counted. Without `within` keys are
+        remembered for ever. `value` are the columns that rows have which pass; by default those of the first rows. With the
+        name alone it must exist.
+        """
+        if key is None and within is None and value is None:
+            return Dedup(self._client, self._spec_of(DedupSpec, name))
+        spec = dedup_spec(name, key, within, value)
+        warm_up_joins()
+        self._client.call(OpenResident(spec))
+        return Dedup(self._client, self._client.specs(DedupSpec)[name])
+
+    def dedups(self) -> dict[str, Dedup]:
+        """All deduplications by name."""
+        return {
+            name: Dedup(self._client, spec) for name, spec in sorted(self._client.specs(DedupSpec).items())
+        }
+
+    def program(self, name: str, program: Any) -> Program:
+        """The program of that name, of which the class is the code from now on; made if the pond has none yet.
+
+        Fields that the class has and the program has not are empty. A field that exists must be as it was.
+        """
+        graph = graph_of(program)
+        self._client.call(OpenResident(program_spec(name, graph)))
+        self._programs.append(Program(self._client, self._client.specs(ProgramSpec)[name], graph))
+        return self._programs[-1]
+
+    def programs(self) -> list[str]:
+        """The names of all programs. Their code is with whoever calls them."""
+        return sorted(self._client.specs(ProgramSpec))
+
+    def _spec_of(self, kind: type[_Spec], name: str) -> _Spec:
+        specs = self._client.specs(kind)
+        if check_name(name, f"the {kind.kind}") not in specs:
+            known = ", ".join(sorted(specs)) or "none yet"
+            raise UnknownResident(
+                f"there is no {kind.kind} {name!r} in this pond", hint=f"it holds: {known}", resident=name
+            )
+        return specs[name]
+
     def flow(self, name: str) -> Flow:
         """Several sources, updates and fetches as one streaming query with one checkpoint: see `Flow`."""
         return Flow(self._client, check_name(name, "the flow"))
@@ -328,8 +496,13 @@ class Pond:
         """Snapshots what changed and truncates the logs, now. Happens by itself as the logs grow."""
         self._client.call(CheckpointAll())
 
-    def forget(self, what: State | Table | str, name: str | None = None, query: str | None = None) -> None:
-        """Lets go of a State or a table, with all that it holds; what the pond remembers of it has an end.
+    def forget(
+        self,
+        what: State | Table | Window | Join | Dedup | Program | str,
+        name: str | None = None,
+        query: str | None = None,
+    ) -> None:
+        """Lets go of a State, table, window, join, dedup or program, with all that it holds; what the pond remembers has an end.
 
         With `name`, of an updater, fetcher or transactions operator of it: it holds U and F back no longer, rows that
         wait for it are dropped, and what it did stays. With `query`, too, only of that query of the operator. An
@@ -341,26 +514,30 @@ class Pond:
             check_query(query)
         if name is not None:
             check_name(name, "the operator")
-        resident, table = self._found(what).place if isinstance(what, str) else what.place
+        resident, table = self._found(what) if isinstance(what, str) else what.place
         self._client.call(Forget(resident, name, query, table if name is None else None))
 
-    def _found(self, name: str) -> State | Table:
-        """What has that name; no matter which it is, but it must be one."""
-        check_name(name, "the state or table")
-        states, tables = self.states(), self.tables()
-        found = [of_kind[name] for of_kind in (states, tables) if name in of_kind]
-        if len(found) > 1:
+    def _found(self, name: str) -> tuple[str, str | None]:
+        """The place of what has that name; no matter which it is, but it must be one."""
+        check_name(name, "what is forgotten")
+        tables = {table: place.place for table, place in self.tables().items()}
+        kinds: list[type[StateSpec | WindowSpec | JoinSpec | DedupSpec | ProgramSpec]]
+        kinds = [StateSpec, WindowSpec, JoinSpec, DedupSpec, ProgramSpec]
+        others: dict[str, tuple[str, str | None]] = {
+            resident: (resident, None) for kind in kinds for resident in self._client.specs(kind)
+        }
+        if name in tables and name in others:
             raise BadOption(
                 f"{name!r} is a State and a table",
                 hint=f"say which: pond.forget(pond.state({name!r})), or pond.table",
                 option="what",
             )
-        if not found:
-            known = ", ".join(sorted({*states, *tables})) or "none yet"
+        if name not in tables and name not in others:
+            known = ", ".join(sorted({*tables, *others})) or "none yet"
             raise UnknownResident(
                 f"there is no {name!r} in this pond", hint=f"it holds: {known}", resident=name
             )
-        return found[0]
+        return tables[name] if name in tables else others[name]
 
     def _locate(self) -> Placement:
         return self._client.call(Locate())

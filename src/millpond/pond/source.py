@@ -1,6 +1,7 @@
-"""`spark.read.format("millpond")`: a State as a DataFrame, one task a container; or a table, in one task.
+"""`spark.read.format("millpond")`: a State as a DataFrame, one task a container; or a table, or the open windows
+of a window operator, in one task.
 
-Options: `state` or `table`; of a State `asOf`, an ISO timestamp or an integer (by default the newest final time);
+Options: `state`, `table` or `window`; of a State `asOf`, an ISO timestamp or an integer (by default the newest final time);
 `isolation="uncommitted"` for the newest values, final or not; `address` and `token` for a pond other than
 the one that was opened with this session.
 """
@@ -17,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from millpond.client.link import Link
-from millpond.errors import BadOption, unknown_state, unknown_table
+from millpond.errors import BadOption, unknown_state, unknown_table, unknown_window
 from millpond.ops.fetch import check_isolation
 from millpond.ops.frames import spark_schema
 from millpond.ops.tasks import client_of
@@ -29,10 +30,12 @@ from millpond.pond.snapshots import (
     snapshot_time_kind,
 )
 from millpond.pond.table import Table
+from millpond.pond.window import Window
 from millpond.times import Progress, time_of
 from millpond.wire.groups import GroupSpec
 from millpond.wire.questions import AskProgress, ResidentProgress
 from millpond.wire.states import StateSpec
+from millpond.wire.windows import WindowSpec
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -120,6 +123,35 @@ class _TableReader(_Reader):
         return Table(client, groups[self._name], self._name)
 
 
+class _WindowReader(_Reader):
+    """What the open windows hold, as whole epochs left them."""
+
+    options = ("window",)
+
+    def schema(self) -> pa.Schema:
+        window = self._open()
+        if not window.is_known:
+            raise BadOption(
+                f"the types of window {self._name!r} are not known before its first rows",
+                hint='pond.window(..., value="price long") tells them',
+                option="window",
+            )
+        return window.now([]).schema
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from self._open().now().to_batches()
+
+    def _open(self) -> Window:
+        client = client_of(self._link)
+        specs = client.specs(WindowSpec)
+        if self._name not in specs:
+            raise unknown_window(self._name, specs)
+        return Window(client, specs[self._name])
+
+
 class _StateReader(_Reader):
     """The newest value of every key of a State, at a time."""
 
@@ -166,7 +198,9 @@ class _StateReader(_Reader):
         return progress
 
 
-READERS: dict[str, type[_Reader]] = {reader.options[0]: reader for reader in (_StateReader, _TableReader)}
+READERS: dict[str, type[_Reader]] = {
+    reader.options[0]: reader for reader in (_StateReader, _TableReader, _WindowReader)
+}
 
 
 def _parse_as_of(text: str | None) -> int | None:

@@ -164,11 +164,14 @@ class Reader:
         begin: NDArray[np.int64],
         end: NDArray[np.int64],
         total: int,
+        refuse: Callable[[int, str, Exception], Exception] | None = None,
     ) -> list[pa.Array]:
-        """What a user's rule makes of each range; null for an empty one."""
+        """What a user's rule makes of each range; null for an empty one. `refuse` gives the error for a range on which it fails."""
 
-        def failed(_: int, error: Exception) -> NoReturn:
+        def failed(i: int, error: Exception) -> NoReturn:
             name = getattr(rule.function, "__name__", "rule")
+            if refuse is not None:
+                raise refuse(i, name, error) from None
             raise RuleFailed(f"the fetch rule {name!r} failed: {described(error)}", rule=name) from None
 
         answers: dict[int, Any] = {}

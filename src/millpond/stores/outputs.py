@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Self
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
@@ -17,17 +17,39 @@ BYTES_MAX = 64 << 20
 QUERIES_KEPT = 256
 # What goes into one batch of an answer: Arrow Flight sends none of 2 GiB.
 BATCH_BYTES = 64 << 20
+# Of what a turn gives in a slice, what is made at once; of more, all goes to disk.
+MADE_BYTES = 4 << 20
+
+
+class Stored(Protocol):
+    """What a turn gave, where it is not in memory, or not all of it."""
+
+    schema: pa.Schema
+    num_rows: int
+    nbytes: int
+    memory_bytes: int
+
+    def __len__(self) -> int: ...
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read when they are asked for."""
+
+    def table(self) -> pa.Table: ...
 
 
 class _Kept(NamedTuple):
     """What a turn gave, and its size, which takes time to find out."""
 
-    rows: pa.Table
+    rows: pa.Table | Stored
     nbytes: int
 
     @classmethod
-    def of(cls, rows: pa.Table) -> Self:
+    def of(cls, rows: pa.Table | Stored) -> Self:
         return cls(rows, rows.nbytes)
+
+    @property
+    def table(self) -> pa.Table:
+        return self.rows if isinstance(self.rows, pa.Table) else self.rows.table()
 
 
 class Outputs:
@@ -38,7 +60,7 @@ class Outputs:
         # Those that came since all were last clean.
         self._new: set[tuple[str, Turn]] = set()
 
-    def keep(self, writer: str, turn: Turn, rows: pa.Table) -> None:
+    def keep(self, writer: str, turn: Turn, rows: pa.Table | Stored) -> None:
         operator = operator_of(writer)
         others = [other for other in self._kept if other != writer and operator_of(other) == operator]
         for other in others[: max(0, len(others) + 1 - QUERIES_KEPT)]:
@@ -56,6 +78,14 @@ class Outputs:
 
     def find(self, writer: str, turn: Turn) -> pa.Table:
         """What the turn gave; OutputsGone if that is no longer kept."""
+        return self._find(writer, turn).table
+
+    def find_batches(self, writer: str, turn: Turn) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """The same in batches that travel, to be read at any time."""
+        rows = self._find(writer, turn).rows
+        return rows.schema, in_batches(rows) if isinstance(rows, pa.Table) else rows.batches()
+
+    def _find(self, writer: str, turn: Turn) -> _Kept:
         kept = self._kept.get(writer, {}).get(turn)
         if kept is None:
             raise OutputsGone(
@@ -63,7 +93,7 @@ class Outputs:
                 hint="only the newest epochs can run again; what it did stays done, and so does what came after",
                 epoch=turn.epoch,
             )
-        return kept.rows
+        return kept
 
     def read(self, writer: str, turn: Turn, start: int, stop: int) -> pa.Table:
         """Rows `start` to `stop` of what the turn gave, as far as there are; OutputsGone if that is no longer kept."""
@@ -75,6 +105,40 @@ class Outputs:
     @property
     def nbytes(self) -> int:
         return sum(kept.nbytes for turns in list(self._kept.values()) for kept in list(turns.values()))
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(
+            kept.nbytes if isinstance(kept.rows, pa.Table) else kept.rows.memory_bytes
+            for turns in list(self._kept.values())
+            for kept in list(turns.values())
+        )
+
+    def spill(self, nbytes: int) -> int:
+        """Moves at least so many bytes from memory to disk, or all that can be; how many it were."""
+        return 0
+
+    def collect(self, tables: Iterator[pa.Table], schema: pa.Schema) -> pa.Table | Stored:
+        """What a turn gives, piece by piece, as one."""
+        made = list(tables)
+        return pa.concat_tables(made) if made else schema.empty_table()
+
+    def set_aside(self, rows: pa.Table) -> pa.Table | Stored:
+        """The same rows, where they take no memory until they are read."""
+        return rows
+
+    def in_memory(self) -> list[tuple[str, Turn, pa.Table]]:
+        """What is there, the oldest of each writer first."""
+        return [
+            (writer, turn, kept.rows)
+            for writer, turns in self._kept.items()
+            for turn, kept in turns.items()
+            if isinstance(kept.rows, pa.Table)
+        ]
+
+    def replace(self, writer: str, turn: Turn, rows: Stored) -> None:
+        """The same rows, elsewhere."""
+        self._kept[writer][turn] = _Kept.of(rows)
 
     def copy(self) -> Outputs:
         other = Outputs()
@@ -91,13 +155,21 @@ class Outputs:
         new = [(_name(*key), rows) for key, rows in every if key in self._new]
         return new, [_name(*key) for key, _ in every]
 
+    def are_new(self, writers: Iterable[str]) -> bool:
+        """Whether of each of these writers the newest turns, those that are kept in any case, came since all were clean."""
+        least, _ = KEPT
+        newest = {writer: sorted(self._kept.get(writer, {}))[-least:] for writer in writers}
+        return all(
+            turns and all((writer, turn) in self._new for turn in turns) for writer, turns in newest.items()
+        )
+
     def clean(self) -> None:
         """All that are kept are saved."""
         self._new.clear()
 
     def _all(self) -> list[tuple[tuple[str, Turn], pa.Table]]:
         return [
-            ((writer, turn), kept.rows)
+            ((writer, turn), kept.table)
             for writer, turns in self._kept.items()
             for turn, kept in turns.items()
         ]
@@ -109,6 +181,21 @@ class Outputs:
 
 def _name(writer: str, turn: Turn) -> str:
     return f"{writer} {turn.epoch} {turn.drain}"
+
+
+def tables_together(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Those that are small in one, up to some bytes; none is empty."""
+    some: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        if len(table):
+            some.append(table)
+            size += int(table.nbytes)
+        if size > MADE_BYTES:
+            yield pa.concat_tables(some)
+            some, size = [], 0
+    if some:
+        yield pa.concat_tables(some)
 
 
 def in_batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:

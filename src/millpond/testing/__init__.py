@@ -1,6 +1,8 @@
 """What Millpond is tested with, for those who test what they build on it.
 
-`Oracle` says what a State must answer, `armed` makes a crash happen at a named point, `LossyFiles` loses what
+`Oracle` says what a State must answer, `WindowOracle` what a window, `WindowJoinOracle`, `IntervalJoinOracle` and
+`DedupOracle` what joins and deduplication (windows and aggregates for them are in `window_kinds` and
+`window_aggregates`). `armed` makes a crash happen at a named point, `LossyFiles` loses what
 was not synced, `simulate` runs a whole pond in all weathers from one seed.
 """
 
@@ -11,16 +13,23 @@ from typing import TYPE_CHECKING
 from millpond.durable.crashpoints import POINTS, SimulatedCrash, armed, counted, reach
 from millpond.testing.files import LossyFiles
 from millpond.testing.oracle import Oracle, Receipt
+from millpond.testing.window_joins import DedupOracle, IntervalJoinOracle, WindowJoinOracle
+from millpond.testing.windows import Fired, WindowOracle
 
 if TYPE_CHECKING:
     from millpond.testing.simulation.report import Report
 
 __all__ = [
     "POINTS",
+    "DedupOracle",
+    "Fired",
+    "IntervalJoinOracle",
     "LossyFiles",
     "Oracle",
     "Receipt",
     "SimulatedCrash",
+    "WindowJoinOracle",
+    "WindowOracle",
     "armed",
     "counted",
     "reach",

@@ -108,6 +108,12 @@ class LossyFiles:
                 self._change(path, _Inode(b"", b""))
             self._names[path].content = content
 
+    def append(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> int:
+        with self._lock:
+            before = bytes(self.read(path)) if self._path(path) in self._names else b""
+            self.write(path, [before, *buffers])
+            return len(before)
+
     def sync(self, path: AnyPath) -> None:
         with self._lock:
             inode = self._inode(self._path(path))
@@ -138,6 +144,21 @@ class LossyFiles:
         with self._lock:
             return pa.py_buffer(self._inode(self._path(path)).content)
 
+    def read_range(self, path: AnyPath, offset: int, length: int) -> pa.Buffer:
+        with self._lock:
+            return pa.py_buffer(self._inode(self._path(path)).content[offset : offset + length])
+
+    def read_ranges(self, path: AnyPath, ranges: Sequence[tuple[int, int]]) -> pa.Buffer:
+        pieces = [self.read_range(path, offset, length) for offset, length in ranges]
+        for (offset, length), piece in zip(ranges, pieces, strict=True):
+            if piece.size < length:
+                raise EOFError(f"{os.fspath(path)} ends before byte {offset + length}")
+        return pa.py_buffer(b"".join(pieces))
+
+    def copy_ranges(self, source: AnyPath, ranges: Sequence[tuple[int, int]], target: AnyPath) -> int:
+        with self._lock:
+            return self.append(target, [self.read_ranges(source, ranges)])
+
     def list(self, path: AnyPath) -> list[str]:
         with self._lock:
             path = self._path(path)
@@ -146,13 +167,15 @@ class LossyFiles:
             everything = [*self._names, *self._directories - {"/"}]
             return sorted(os.path.basename(name) for name in everything if _dirname(name) == path)
 
-    def remove(self, path: AnyPath) -> None:
+    def remove(self, path: AnyPath) -> bool:
         with self._lock:
             path = self._path(path)
             if path in self._directories:
                 raise IsADirectoryError(21, "Is a directory", path)
-            if path in self._names:
+            was_there = path in self._names
+            if was_there:
                 self._change(path, None)
+            return was_there
 
     def remove_dir(self, path: AnyPath) -> None:
         with self._lock:

@@ -6,6 +6,8 @@ calls, or let a crash point end everything and open the pond again on what the f
 
 from __future__ import annotations
 
+from itertools import count
+
 from millpond.client.client import Client
 from millpond.container.holdings.base import Bounds, Means, NoCode
 from millpond.container.service import ContainerService
@@ -15,11 +17,22 @@ from millpond.durable.files import Files
 from millpond.errors import Unavailable
 from millpond.pond.pond import Pond
 from millpond.runtime import Serial
+from millpond.stores.windows.spilling import Spilling
 from millpond.wire.base import Term
 from millpond.wire.connection import LocalConnection
 
+try:
+    from millpond.testing.turns import Turns
+except ImportError:  # greenlets come with the extra "testing"
+    Turns = None  # type: ignore[assignment, misc]
+
 # So small that a few rows and checkpoints come to deltas, and to merges of both kinds.
 BOUNDS = Bounds(deltas=1, deltas_share=0.9, deltas_bytes=0, delta_share=0.9)
+
+
+def in_turns() -> Serial:
+    """Containers that wait for each other take turns, where greenlets are there for it."""
+    return Serial() if Turns is None else Turns()
 
 
 class LocalHosting:
@@ -38,13 +51,18 @@ class LocalHosting:
         self.kill(container)
         self._started += 1
         address = f"local:{self._started}"
-        self.services[container] = ContainerService(self._files, self._root, self._means, dial=self.dial)
+        self.services[container] = ContainerService(
+            self._files, self._root, self._means, in_turns(), dial=self.dial
+        )
         self._connections[address] = LocalConnection(self.services[container])
         self._current[container] = address
         return Host(0, address)
 
     def alive(self, container: int) -> bool:
         return container in self.services
+
+    def has_ended(self, container: int) -> bool:
+        return not self.alive(container)
 
     def kill(self, container: int) -> None:
         """The container ends at once, with all that it held in memory."""
@@ -77,10 +95,14 @@ class LocalHosting:
             self.kill(container)
 
 
+_SCRATCH = count()
+
+
 class LocalPond(Pond):
     """`LocalPond(files)` opens the pond that the files hold, or makes one. `hosting.kill(0)` kills a container.
 
-    With `trust="data"` as `mp.open` does. Backups come with `coordinator.maintain()`.
+    With `trust="data"` as `mp.open` does. Backups come with `coordinator.maintain()`. Of windows' rows, what is more than
+    `window_bytes` goes to scratch files; or `spilling` gives windows their stores.
     """
 
     def __init__(
@@ -91,11 +113,18 @@ class LocalPond(Pond):
         slices: int = 4,
         trust: str = "all",
         backups: int = 0,
+        window_bytes: int | None = None,
+        spilling: Spilling | None = None,
     ) -> None:
         only_reads = trust == "data"
-        means = Means(limits=NoCode(), bounds=BOUNDS) if only_reads else Means(bounds=BOUNDS)
+        if window_bytes is not None:
+            # Each has a directory of its own: a pond that was closed removes its files when it is collected.
+            spilling = Spilling(files, f"{root}/scratch/{next(_SCRATCH)}", window_bytes)
+        means = Means(bounds=BOUNDS, spilling=spilling)
+        if only_reads:
+            means = means._replace(limits=NoCode())
         self.hosting = LocalHosting(files, root, means)
-        runtime = Serial()
+        runtime = in_turns()
         self.coordinator = CoordinatorService(files, root, self.hosting.dial, runtime, only_reads=only_reads)
         self.coordinator.start(self.hosting, containers, slices, backups)
         client = Client(LocalConnection(self.coordinator), self.hosting.dial, runtime, files=files)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ from millpond.wire.specs import Work
 
 BACK_UP_S = 30.0
 """Within this time a backup has made a record durable, or counts as lost."""
+SWITCH_S = 5.0
+"""While slices change places, their residents' epochs wait: for no step of it longer than this."""
 
 
 class Backup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,6 +120,29 @@ class AskLag(Call[Lag], frozen=True, tag=True):
     slices: list[SliceId]
 
 
+class Readiness(Message, frozen=True, tag=True):
+    is_ready: bool
+
+
+class GetReady(Call[Readiness], frozen=True, tag=True):
+    """Slices are about to change hands here: apply what was decided to what is held as a backup, and then, for so many
+    seconds, begin nothing that takes long and would hold that up. With 0, go on as ever.
+
+    Not ready is who is at such work; or whose disk is slow, where that counts: what is to be left is.
+    """
+
+    senders: ClassVar[Senders] = COORDINATOR
+
+    decided: dict[Name, dict[Writer, Turn]]
+    quiet_s: Annotated[float, msgspec.Meta(ge=0, le=60)]
+    disk_counts: bool = True
+    seconds_max: float = LONG_CALL_S
+
+    @property
+    def seconds(self) -> float:  # type: ignore[override]
+        return self.seconds_max
+
+
 class Promote(Call[Done], frozen=True, tag=True):
     """Serve these slices, which are held as a backup. `decided` are the newest decided turns: what lies beyond is void.
 
@@ -141,6 +166,7 @@ class Demote(Call[Done], frozen=True, tag=True):
     """Serve these slices no more, and hold them as a backup of whoever does. No epoch of theirs is on its way."""
 
     senders: ClassVar[Senders] = COORDINATOR
+    seconds: ClassVar[float] = SWITCH_S
 
     order: Count
     slices: list[SliceId]

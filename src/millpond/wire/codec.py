@@ -19,6 +19,7 @@ from millpond.wire import (  # noqa: F401 - the messages that there are
     moves,
     passes,
     questions,
+    rounds,
     waiting,
 )
 from millpond.wire.base import Message

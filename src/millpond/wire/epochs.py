@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ from millpond.wire.base import (
     check_progress,
 )
 from millpond.wire.roles import COORDINATOR, STAGING, Senders
+from millpond.wire.rounds import Peer
 from millpond.wire.specs import Work
 
 History = Literal["continue", "new", "shared"]
@@ -80,6 +82,8 @@ class Prepare(Call[Prepared], frozen=True, tag=True):
     """Who must hold it, too, before it is prepared."""
     decided: dict[Writer, Turn] = msgspec.field(default_factory=dict)
     """The newest decided turns of the resident's writers."""
+    peers: list[Peer] = msgspec.field(default_factory=list)
+    """All that prepare it, where they run it in rounds."""
 
 
 class Discard(Call[Done], frozen=True, tag=True):
@@ -118,6 +122,8 @@ class EpochPlan(Message, frozen=True, tag=True):
     time_kind: KindOfTime
     replayed: bool
     placement: Count = 0
+    others: Progress = math.inf
+    """How far all else that sends rows to the resident has come, as far as it counts."""
 
 
 class BeginEpoch(Call[EpochPlan], frozen=True, tag=True):
@@ -126,6 +132,8 @@ class BeginEpoch(Call[EpochPlan], frozen=True, tag=True):
     query: Query
     turn: Turn
     history: History
+    brings_rows: bool = True
+    """Whether it may: by a turn that brings none, an updater that was left out does not count again."""
 
 
 class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,13 +152,14 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EpochCommitted(Message, frozen=True, tag=True):
-    """`replayed` says that the epoch was already there and nothing changed."""
+    """`replayed` says that the epoch was already there and nothing changed. `seen` is how many of the resident's are visible."""
 
     turn: Turn
     rows: Count
     late: Count
     watermark: Progress
     replayed: bool
+    seen: Count = 0
 
 
 class CommitEpoch(Call[EpochCommitted], frozen=True, tag=True):
@@ -168,11 +177,14 @@ class CommitEpoch(Call[EpochCommitted], frozen=True, tag=True):
     work: Work
     owes: bool = False
     """Whether the epoch's outputs are to be `HandedOver` before another comes."""
+    others: Progress = -math.inf
+    """What it brings was worked out for others that have come so far; if one of them counts again below it, it is not."""
     early: bool = False
     """Answered as soon as it is decided: it becomes visible by itself, and nobody is told U before."""
 
     def __post_init__(self) -> None:
         check_progress(self.late_below)
+        check_progress(self.others)
         if self.early and self.owes:
             raise BadMessage("an epoch whose outputs are to be handed over is not answered early")
 

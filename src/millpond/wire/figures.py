@@ -89,7 +89,9 @@ class FetcherFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProgressFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """U and F of a resident, those who have a part in them, and the updaters that U waits for."""
+    """U and F of a resident, those who have a part in them, and the updaters that U waits for. `late` are rows that came too
+    late, by updater.
+    """
 
     kind: str
     update: Progress
@@ -98,6 +100,7 @@ class ProgressFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     updaters: dict[str, Progress]
     fetchers: dict[str, FetcherFigures]
     held_by: list[str]
+    late: dict[str, Count] = msgspec.field(default_factory=dict)
 
 
 class MoveFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

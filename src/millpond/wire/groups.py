@@ -10,7 +10,7 @@ import msgspec
 
 from millpond.code.tables import TableSpec, TransactionSetCode
 from millpond.times import Progress
-from millpond.wire.base import Count, Done, Exchange, Name, Read, SliceId, check_progress
+from millpond.wire.base import Ask, Count, Done, Name, Read, SliceId, check_progress
 from millpond.wire.resident import ResidentSpec
 
 
@@ -65,10 +65,8 @@ class TransactionWork(msgspec.Struct, frozen=True, tag="transactions", forbid_un
         check_progress(self.watermark)
 
 
-class FindRows(Exchange[Done], frozen=True, tag=True):
+class FindRows(Ask[Done], frozen=True, tag=True):
     """Keys of a table follow as one batch. Answers are the rows of those that are there."""
-
-    reads: ClassVar[bool] = True
 
     table: Name
 

@@ -88,6 +88,12 @@ class Greeted(msgspec.Struct, frozen=True, tag=True):
     hello: bytes
 
 
+class Busy(msgspec.Struct, frozen=True, tag=True):
+    """The process is at work, whether it answers or not: it has used its processors since the last beat."""
+
+    incarnation: int
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """The process has ended, or never began; `words` tell how, and go on from "container 3"."""
 
@@ -95,7 +101,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     words: str
 
 
-Message = Arrived | Beat | Start | End | Leave | Greeted | Ended
+Message = Arrived | Beat | Start | End | Leave | Greeted | Busy | Ended
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 

@@ -198,7 +198,8 @@ class AskPending(Call[Pending], frozen=True, tag=True):
 class Report(Call[Done], frozen=True, tag=True):
     """Explicit progress of an updater or a fetcher. A value below the present one changes nothing.
 
-    `time_kind` is what the values are times of; empty for infinite ones.
+    `time_kind` is what the values are times of; empty for infinite ones. An updater that `rests` is left out of U until rows
+    of it come.
     """
 
     resident: Name
@@ -206,6 +207,7 @@ class Report(Call[Done], frozen=True, tag=True):
     update: Progress | None
     fetch: Progress | None
     time_kind: KindOfTime = ""
+    rests: bool = False
 
     def __post_init__(self) -> None:
         check_progress(self.update)

@@ -31,6 +31,11 @@ class ResidentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise NotImplementedError
 
     @property
+    def runs_rounds(self) -> bool:
+        """Whether the containers that prepare an epoch of it send each other rows."""
+        return False
+
+    @property
     def span_kind(self) -> str:
         """The kind of time that its rules ask for; empty for any."""
         return ""

@@ -12,7 +12,7 @@ from millpond.code.capture import Code
 from millpond.code.rules import CompactRule, FetchName, UpdateRule
 from millpond.schema import KEY, LOW, SEQ, TIME, KeyKind, key_kind, parse_ddl
 from millpond.times import Progress
-from millpond.wire.base import CALL_S, LONG_CALL_S, Count, Done, Exchange, Read, SliceId, check_progress
+from millpond.wire.base import CALL_S, LONG_CALL_S, Ask, Done, Read, SliceId, check_progress
 from millpond.wire.resident import ResidentSpec
 
 
@@ -60,19 +60,15 @@ class RowsWork(msgspec.Struct, frozen=True, tag="rows", forbid_unknown_fields=Tr
     """The epoch's rows are inserted into a State."""
 
 
-class Question(Exchange[Done], frozen=True, tag=True):
+class Question(Ask[Done], frozen=True, tag=True):
     """Questions to a State follow as one batch grouped by slice, with its per-slice counts.
 
     Answers come in the same order. A read-only token may ask, but sends no code.
     """
 
-    reads: ClassVar[bool] = True
-
     rule: FetchName
     code: Code | None = None
     returns: str = ""
-    seen: Count = 0
-    """How many of the State's epochs whoever answers must have: U was told after them."""
 
     @property
     def seconds(self) -> float:  # type: ignore[override]

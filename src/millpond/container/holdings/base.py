@@ -21,6 +21,7 @@ from millpond.errors import BadMessage, Moved, Unavailable, UnknownTable, not_tr
 from millpond.runtime import Lock
 from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.keys import Keys
+from millpond.stores.windows.spilling import Spilling
 from millpond.times import Progress
 from millpond.wire.base import Exchange, Read, SliceId, Turn
 from millpond.wire.connection import Answer, SlicedBatch
@@ -56,6 +57,8 @@ class Watched(Protocol):
 
     seconds_max: float | None
     memory_max: int | None
+    before_s: float
+    """What earlier pieces took of the time that all have together."""
 
     @property
     def spent_s(self) -> float: ...
@@ -120,6 +123,8 @@ class Means(NamedTuple):
     """What the process may take altogether; 0 where nothing limits it."""
 
     bounds: Bounds = Bounds()
+    spilling: Spilling | None = None
+    """Where rows of windows go that memory has no room for."""
 
     @property
     def threads(self) -> int:
@@ -129,6 +134,21 @@ class Means(NamedTuple):
     def runs_code(self) -> bool:
         """Where it does not, a holding must not even compile what its resident's spec brings."""
         return not isinstance(self.limits, NoCode)
+
+
+class RoundsOf(Protocol):
+    """How an epoch that several containers run goes on from one round to the next. `owners` tell who has which slice."""
+
+    owners: Mapping[SliceId, int]
+    here: int
+    """This container."""
+
+    def exchange(
+        self, rows: Mapping[int, Sequence[SlicedBatch]], counts: Sequence[int]
+    ) -> tuple[list[SlicedBatch], list[int]]:
+        """Sends the rows of a round to others, by container, and waits for theirs: all that came; and numbers, with those of
+        all others added. StageLost if one of them does not go on.
+        """
 
 
 class CheckedRows(NamedTuple):
@@ -162,10 +182,12 @@ class Record(NamedTuple):
     digest: int
     work: Work
     parts: list[CheckedRows]
+    came: int | None = None
+    """How many rows were staged, where the record holds what came of them."""
 
     @property
     def rows(self) -> int:
-        return sum(part.batch.num_rows for part in self.parts)
+        return sum(part.batch.num_rows for part in self.parts) if self.came is None else self.came
 
     def cut(self, slices: Iterable[SliceId]) -> Record:
         """What the record tells of these slices. The digest stays that of the whole."""
@@ -227,9 +249,10 @@ class HeldSlice(Generic[_S]):
     `saved` are the files that hold it, but for what made it `dirty`; what they hold does not count where it must be
     written `anew`. `undecided` takes back the epoch that has run here and is not decided. While `torn` is set, an epoch
     is being applied, or was and failed half-way: whoever takes the lock and finds it set must not look further.
+    `asking` are those who want the lock for a short while: who needs it for long lets them have it now and then.
     """
 
-    __slots__ = ("anew", "dirty", "load", "lock", "saved", "store", "torn", "undecided", "vector")
+    __slots__ = ("anew", "asking", "dirty", "load", "lock", "saved", "store", "torn", "undecided", "vector")
 
     def __init__(self, store: _S, lock: Lock) -> None:
         self.store: _S = store
@@ -241,6 +264,7 @@ class HeldSlice(Generic[_S]):
         self.anew = False
         self.torn = False
         self.undecided: Revert | None = None
+        self.asking: set[object] = set()
 
     def has_seen(self, writer: str, turn: Turn) -> bool:
         newest = self.vector.get(writer)
@@ -336,12 +360,25 @@ class Holding(ABC, Generic[_S]):
         except KeyError:
             raise Moved(f"slice {number} is not served here", slice_id=number) from None
 
+    def check_seen(self, epochs: int) -> None:
+        """Who knows of more epochs than are visible here is not answered."""
+        if epochs > self.epochs:
+            # It was stopped while its slices went elsewhere, or is about to hear of its last epoch.
+            raise Unavailable(
+                f"{self.epochs} epochs of {self.name!r} are visible here, and {epochs} are asked about",
+                hint="try again in a moment",
+                address="",
+            )
+
     def check_counts(self, counts: npt.NDArray[np.int32]) -> None:
         if len(counts) != self.pond_slices:
             raise BadMessage(f"a batch counts its rows for {len(counts)} slices, not {self.pond_slices}")
         for number in np.flatnonzero(counts).tolist():
             if self.broken is not None or number not in self.slices:
                 self.held(SliceId(number))
+
+    def loaded(self, held: HeldSlice[_S]) -> None:
+        """A slice that is being rebuilt has what its snapshot holds."""
 
     def forget(self, writers: Sequence[str]) -> None:
         """Lets go of what is remembered of writers that send no more."""
@@ -412,9 +449,33 @@ class Holding(ABC, Generic[_S]):
     def check(self, rows: SlicedBatch) -> tuple[CheckedRows, int]:
         """Rows as the resident takes them, and their digest; an error if they are not."""
 
+    def stamped(self, record: Record) -> Record:
+        """The record as it is logged, with what its kind notes in it."""
+        return record
+
+    def logged(self, seq: int, record: Record) -> None:
+        """The record is durable under that number."""
+
+    def rests_after(self, covered: int) -> int | None:
+        """Of the log, which is applied up to there: the number after which records are needed to rebuild all slices. None
+        for a kind that rests on snapshots.
+        """
+        return None
+
+    @property
+    def live_bytes(self) -> int:
+        """Of a kind that may rest on the log: what a snapshot of it would take, about."""
+        return 0
+
     @abstractmethod
     def prepare(self, record: Record) -> Ready:
         """Does all that may fail. What it changes is not seen, and `undo` takes it back."""
+
+    def run(self, record: Record, rounds: RoundsOf) -> Ready:
+        """In place of `prepare`, where the spec says that containers run epochs together: the record that it is ready with
+        is the one to be logged.
+        """
+        raise BadMessage(f"{self.name} is a {self.spec.kind}: its epochs do not run in rounds")
 
     def undo(self, ready: Ready) -> None:
         """The epoch will not be decided."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule, keep_all, put
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record, Size
 from millpond.container.holdings.keyed import KeyedHolding, Portion
-from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch, Unavailable, not_trusted
+from millpond.errors import BadMessage, BadType, NullTime, SchemaMismatch, not_trusted
 from millpond.schema import LOW, SEQ, TIME, check_key_types, format_ddl
 from millpond.stores import views
 from millpond.stores.budget import UNLIMITED, Budget
@@ -177,13 +177,6 @@ class StateHolding(KeyedHolding[VersionedSlice]):
     def exchange(self, message: Exchange[Any], rows: SlicedBatch, budget: Budget = UNLIMITED) -> Answer[Any]:
         if not isinstance(message, Question):
             raise BadMessage(f"{self.name} is a State: it does not answer {type(message).__name__}")
-        if message.seen > self.epochs:
-            # It was stopped while its slices went elsewhere, or is about to hear of its last epoch.
-            raise Unavailable(
-                f"{self.epochs} epochs of {self.name!r} are visible here, and {message.seen} are asked about",
-                hint="try again in a moment",
-                address="",
-            )
         rule = FetchRule(message.rule, message.code, message.returns)
         if rule.code is None:
             return Answer(Done(), self.fetch(rows, rule, budget))

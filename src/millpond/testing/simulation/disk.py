@@ -90,6 +90,15 @@ class SimFiles:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         disk.content.write(path, buffers)
 
+    def append(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> int:
+        disk = self._change("append", path)
+        content = b"".join(memoryview(buffer).cast("B") for buffer in buffers)
+        if disk.full:
+            disk.content.append(path, [content[: len(content) // 2]])
+            disk.faults.fire("disk full", str(path))
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return disk.content.append(path, [content])
+
     def sync(self, path: AnyPath) -> None:
         disk = self._change("sync", path)
         self._be_slow()
@@ -115,11 +124,20 @@ class SimFiles:
             return pa.py_buffer(bytes(damaged))
         return content
 
+    def read_range(self, path: AnyPath, offset: int, length: int) -> pa.Buffer:
+        return self._look().read_range(path, offset, length)
+
+    def read_ranges(self, path: AnyPath, ranges: Sequence[tuple[int, int]]) -> pa.Buffer:
+        return self._look().read_ranges(path, ranges)
+
+    def copy_ranges(self, source: AnyPath, ranges: Sequence[tuple[int, int]], target: AnyPath) -> int:
+        return self.append(target, [self._look().read_ranges(source, ranges)])
+
     def list(self, path: AnyPath) -> list[str]:
         return self._look().list(path)
 
-    def remove(self, path: AnyPath) -> None:
-        self._change("remove", path).content.remove(path)
+    def remove(self, path: AnyPath) -> bool:
+        return self._change("remove", path).content.remove(path)
 
     def remove_dir(self, path: AnyPath) -> None:
         self._change("remove_dir", path).content.remove_dir(path)
@@ -157,3 +175,19 @@ class SimFiles:
             seconds = faults.duration(faults.weather.slow_s)
             faults.fire("slow sync", f"{seconds:.3f} s")
             self._disk.scheduler.sleep(seconds)
+
+
+class ScratchFiles(LossyFiles):
+    """Where a container's windows go that memory has no room for: its own, and gone with it. As full as the disk is."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__()
+        self._disk = disk
+
+    def append(self, path: AnyPath, buffers: Sequence[AnyBuffer]) -> int:
+        if self._disk.full:
+            self._disk.faults.fire("disk full", str(path))
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        if not self._disk.faults.fired["rows spilled"]:
+            self._disk.faults.fire("rows spilled", str(path))
+        return super().append(path, buffers)

@@ -1,5 +1,5 @@
-"""Memory that runs out: while an epoch is applied, half of a slice's rows are in, and the rest never comes; while a
-transaction runs, it is no outcome.
+"""Memory that runs out: while an epoch is applied, half of a slice's rows are in, and the rest never comes, or a window's
+rows are in, and nothing fires; while a transaction runs, it is no outcome.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
+
 from millpond.stores.versioned import VersionedSlice
+from millpond.stores.windows.store import WindowStore
 from millpond.testing.simulation.kernel import Simulation
 from millpond.testing.simulation.scheduler import Process
 from millpond.txn.run.interpreter import UserRow, UserTable
@@ -22,6 +25,7 @@ def scarce_memory(sim: Simulation, then: Callable[[Process], None]) -> Iterator[
     """
     insert = VersionedSlice.insert
     look = UserTable.__getitem__
+    run = WindowStore.run
 
     def try_look(self: UserTable, key: Any) -> UserRow:
         task = sim.scheduler.current
@@ -54,10 +58,28 @@ def scarce_memory(sim: Simulation, then: Callable[[Process], None]) -> Iterator[
         then(task.process)
         raise MemoryError("simulated")
 
+    def try_run(
+        self: WindowStore, portions: Any, watermark: Any, closes: bool, time_kind: str, emits: bool = True
+    ) -> pa.Table:
+        task = sim.scheduler.current
+        if (
+            task is None
+            or not task.name.startswith("Apply")
+            or not portions
+            or not sim.faults.strikes(sim.faults.weather.short)
+        ):
+            return run(self, portions, watermark, closes, time_kind, emits)
+        self.windows.insert(portions)
+        sim.faults.fire("out of memory in a window", str(task))
+        then(task.process)
+        raise MemoryError("simulated")
+
     VersionedSlice.insert = try_insert  # type: ignore[method-assign]
+    WindowStore.run = try_run  # type: ignore[method-assign]
     UserTable.__getitem__ = try_look  # type: ignore[method-assign]
     try:
         yield
     finally:
         VersionedSlice.insert = insert  # type: ignore[method-assign]
+        WindowStore.run = run  # type: ignore[method-assign]
         UserTable.__getitem__ = look  # type: ignore[method-assign]

@@ -111,10 +111,13 @@ class Network:
         return answer
 
     def paced(self, batches: Iterable[T]) -> Iterator[T]:
-        """Others may come between two batches."""
+        """Others may come between two batches, and after the last one: some take as long as a message does."""
         for batch in batches:
             yield batch
-            self._scheduler.pause()
+            if self._faults.strikes(self._faults.weather.delayed):
+                self._scheduler.sleep(self._faults.duration(self._faults.weather.delay_s))
+            else:
+                self._scheduler.pause()
 
     def _send(self, request: _Request, what: str, arrive: Callable[[], None]) -> bool:
         """Whether it will arrive."""

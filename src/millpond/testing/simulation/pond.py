@@ -26,9 +26,11 @@ from millpond.errors import (
     WriteFailed,
 )
 from millpond.pond.pond import Pond
-from millpond.testing.simulation.disk import SimFiles
+from millpond.stores.windows.spilling import Spilling
+from millpond.testing.simulation.disk import ScratchFiles, SimFiles
 from millpond.testing.simulation.faults import Faults
 from millpond.testing.simulation.scheduler import Died, Process
+from millpond.testing.simulation.storms import DRIVER
 from millpond.wire.base import SliceId, Term
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ UNSEEN = 0.5
 BOUNDS = Bounds(log_records=64, deltas=1, deltas_share=2.0, deltas_bytes=0, delta_share=1.0)
 """So small that a few rows come to deltas, and these to merges of both kinds."""
 
+NewMeans = Callable[[], Means]
+
 
 def is_weather(error: Exception) -> bool:
     """Whether faults explain the error, so that whoever meets it tries again."""
@@ -71,7 +75,12 @@ class SimHosting:
     """Containers as processes of the simulation. They end soon after the driver that started them."""
 
     def __init__(
-        self, sim: Simulation, driver: Process, upkeep_s: float, on_exit: Callable[[int], None]
+        self,
+        sim: Simulation,
+        driver: Process,
+        upkeep_s: float,
+        means: NewMeans,
+        on_exit: Callable[[int], None],
     ) -> None:
         self.processes: dict[int, Process] = {}
         self.services: dict[int, ContainerService] = {}
@@ -79,6 +88,7 @@ class SimHosting:
         self._sim = sim
         self._driver = driver
         self._upkeep_s = upkeep_s
+        self._means = means
         self._on_exit = on_exit
         self._starts = 0
         driver.on_exit.append(self._orphan)
@@ -93,8 +103,7 @@ class SimHosting:
         def serve() -> None:
             process.runtime.sleep(sim.faults.duration(BOOT_S))
             dial = sim.network.dialer(process)
-            means = Means(bounds=BOUNDS)
-            service = ContainerService(sim.disk.files(process), ROOT, means, process.runtime, dial)
+            service = ContainerService(sim.disk.files(process), ROOT, self._means(), process.runtime, dial)
             self.services[container] = service
             sim.network.serve(process, service, process.name)
             process.runtime.spawn(lambda: self._maintain(process, service), "upkeep")
@@ -117,6 +126,9 @@ class SimHosting:
     def alive(self, container: int) -> bool:
         process = self.processes.get(container)
         return process is not None and process.alive
+
+    def has_ended(self, container: int) -> bool:
+        return not self.alive(container)
 
     def last_words(self, container: int) -> str:
         return "was killed"
@@ -177,12 +189,15 @@ class SimPond:
         # Not from `chance`: what is drawn after it stays as it is without.
         self.elastic = Random(f"elastic {sim.seed}")
         self.backups = self.elastic.choice((0, 0, 1, 1, 1, 2))
+        self.window_bytes: int | None = None
+        """Of windows' rows, what may stay in memory; None where none go to disk."""
+        self.log_records = BOUNDS.log_records
 
     def supervise(self) -> None:
         """Opens the pond, and again whenever it has ended."""
         sim = self.sim
         while True:
-            self.driver = driver = sim.process(f"driver-{self.opened}")
+            self.driver = driver = sim.process(f"{DRIVER}-{self.opened}")
             self.coordinator = None
             self.opened += 1
             self.containers = self.chance.randint(1, CONTAINERS_MAX)
@@ -202,7 +217,7 @@ class SimPond:
             sim.disk.files(driver), ROOT, sim.network.dialer(driver), driver.runtime
         )
         sim.network.serve(driver, coordinator, ADDRESS)
-        self.hosting = SimHosting(sim, driver, self.upkeep_s, coordinator.recover)
+        self.hosting = SimHosting(sim, driver, self.upkeep_s, self._means, coordinator.recover)
         try:
             coordinator.start(self.hosting, self.containers, SLICES, self.backups)
         except Exception as error:
@@ -213,6 +228,15 @@ class SimPond:
         self.coordinator = coordinator
         driver.runtime.spawn(lambda: beat(driver, coordinator.beat), "beat")
         maintain(sim.faults, driver, COORDINATOR_UPKEEP_S, coordinator.maintain)
+
+    def _means(self) -> Means:
+        """What a container begins with."""
+        bounds = BOUNDS._replace(log_records=self.log_records)
+        if self.window_bytes is None:
+            return Means(bounds=bounds)
+        return Means(
+            bounds=bounds, spilling=Spilling(ScratchFiles(self.sim.disk), "/scratch", self.window_bytes)
+        )
 
     def move_slices(self, every_s: float) -> None:
         """Gives slices to other containers, again and again."""

@@ -65,6 +65,32 @@ class SimLock:
         self.release()
 
 
+class SimSignal:
+    """Who waits for it goes on when the seed says so, once it is set."""
+
+    def __init__(self, process: Process) -> None:
+        self._scheduler = process.scheduler
+        self._is_set = False
+        self._waiters: list[Task] = []
+
+    def set(self) -> None:
+        self._is_set = True
+        waiters, self._waiters = self._waiters, []
+        for task in waiters:
+            self._scheduler.wake(task)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float) -> bool:
+        task = self._scheduler.task()
+        if not self._is_set:
+            self._waiters.append(task)
+            if not self._scheduler.wait("a signal", timeout) and task in self._waiters:
+                self._waiters.remove(task)
+        return self._is_set
+
+
 class SimRuntime:
     """The runtime of one simulated process."""
 
@@ -80,6 +106,9 @@ class SimRuntime:
 
     def lock(self) -> SimLock:
         return SimLock(self._process)
+
+    def signal(self) -> SimSignal:
+        return SimSignal(self._process)
 
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if len(items) <= 1:

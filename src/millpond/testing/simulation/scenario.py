@@ -20,7 +20,9 @@ from millpond.testing.simulation.kernel import Simulation
 from millpond.testing.simulation.ledger import LedgerModel, Teller, draw_ledger
 from millpond.testing.simulation.lost_disk import Witness, lose_a_disk
 from millpond.testing.simulation.memory import scarce_memory
-from millpond.testing.simulation.pond import SimPond
+from millpond.testing.simulation.pond import SLICES, SimPond
+from millpond.testing.simulation.programs import DRAWN as PROGRAMS_DRAWN
+from millpond.testing.simulation.programs import ProgramCaller, ProgramChecker, ProgramModel, draw_program
 from millpond.testing.simulation.report import LINES, Report
 from millpond.testing.simulation.scheduler import Process
 from millpond.testing.simulation.silence import SilenceModel, SilenceReader, SilentUpdater
@@ -36,10 +38,12 @@ from millpond.testing.simulation.states import (
     draw_feed,
     open_state,
 )
+from millpond.testing.simulation.windows import DRAWN, WindowChecker, WindowFeeder, WindowModel, draw_window
 
 STEPS_MAX = 300_000
 PACE = 0.8
 """Most epochs come while there are faults."""
+WINDOW_PACE = 0.4
 CALM_S_MAX = 400.0
 """Within this time of the last fault everybody has finished."""
 
@@ -69,6 +73,15 @@ class Scenario:
             self.apps.append(Passer(self.pond, self.chronicle, "passer", chance, self.storm_s / 8))
         if chance.random() < 0.3:
             self._draw_silence("silence")
+        self.windows: list[WindowModel] = []
+        # Not from `chance`: seeds without a window are as they were.
+        self._window_chance = Random(f"windows {seed}")
+        if self._window_chance.random() < DRAWN:
+            self._draw_window("window")
+        self.programs: list[ProgramModel] = []
+        self._program_chance = Random(f"programs {seed}")
+        if self._program_chance.random() < PROGRAMS_DRAWN:
+            self._draw_program("program")
 
     def _draw_state(self, name: str) -> None:
         chance = self.chance
@@ -109,6 +122,31 @@ class Scenario:
         pause_s = PACE * self.storm_s / epochs
         self.apps.append(Teller(self.pond, self.chronicle, f"{table}_teller", model, self.chance, pause_s))
 
+    def _draw_window(self, name: str) -> None:
+        chance = self._window_chance
+        # What fires more than once is drawn apart, too.
+        model = draw_window(chance, name, Random(f"staying {self.sim.seed}"))
+        self.windows.append(model)
+        self.pond.window_bytes = chance.choice((None, 0, 600))
+        # So that windows come to rest on the log, and go on from there, within a storm.
+        self.pond.log_records = chance.choice((1, 3, 8))
+        self.pond.upkeep_s = min(self.pond.upkeep_s, self.storm_s / 12)
+        pause_s = WINDOW_PACE * self.storm_s / len(model.turns)
+        feeders = [[source] for source in model.delays] if model.apart else [list(model.delays)]
+        for number, sources in enumerate(feeders):
+            own = f"{name}_feeder{number}"
+            own_pause_s = pause_s * len(feeders)
+            self.apps.append(
+                WindowFeeder(self.pond, self.chronicle, own, model, sources, chance, own_pause_s)
+            )
+
+    def _draw_program(self, name: str) -> None:
+        chance = self._program_chance
+        model = draw_program(chance, name, SLICES)
+        self.programs.append(model)
+        pause_s = PACE * self.storm_s / len(model.turns)
+        self.apps.append(ProgramCaller(self.pond, self.chronicle, model, chance, pause_s))
+
     # The run
 
     def run(self) -> None:
@@ -125,7 +163,8 @@ class Scenario:
         storms.end()
         sim.scheduler.note("the storms are over")
         # That all goes on again shows at one more epoch; many in calm weather show nothing more.
-        drawn: list[StateModel | FetcherModel | LedgerModel] = [*self.models, *self.fetches, *self.ledgers]
+        drawn: list[StateModel | FetcherModel | LedgerModel | WindowModel | ProgramModel]
+        drawn = [*self.models, *self.fetches, *self.ledgers, *self.windows, *self.programs]
         for model in drawn:
             model.cut()
         for reader in self.readers:
@@ -186,6 +225,10 @@ class Scenario:
     def _check_all(self, when: str) -> None:
         self.sim.scheduler.note(f"compares everything at {when}")
         Checker(self.pond, self.chronicle, self.models, self.ledgers).live()
+        if self.windows:
+            WindowChecker(self.pond, self.chronicle, self.windows, self._window_chance).live()
+        if self.programs:
+            ProgramChecker(self.pond, self.chronicle, self.programs, self._program_chance).live()
 
     # What faults reach
 
@@ -220,6 +263,9 @@ class Scenario:
             epochs=sum(len(feed.epochs) for model in self.models for feed in model.feeds.values()),
             openings=self.pond.opened,
         )
+        did["window epochs"] = sum(len(model.turns) for model in self.windows)
+        did["windows fired"] = sum(len(rows) for model in self.windows for rows in model.results.values())
+        did["program epochs"] = sum(model.acknowledged for model in self.programs)
         return Report(
             self.sim.seed,
             failure,

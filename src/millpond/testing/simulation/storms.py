@@ -11,6 +11,9 @@ from millpond.testing.simulation.faults import Faults
 from millpond.testing.simulation.network import Network
 from millpond.testing.simulation.scheduler import Process, Scheduler
 
+DRIVER = "driver"
+"""How the names of processes begin that have a pond open: its coordinator is in them."""
+
 CHANGES_MAX = 12
 DELAY_S = 2.0
 CONTAINERS_CUT = 0.4
@@ -118,6 +121,10 @@ class Storms:
 
     def _hold(self, victim: Process, seconds: float) -> None:
         self._faults.fire("stop", f"{victim.name} for {seconds:.3f} s")
+        if victim in self._containers():
+            self._faults.fire("stop of a container")
+        elif victim.name.startswith(DRIVER):
+            self._faults.fire("stop of the coordinator")
         victim.stop()
         self._scheduler.at(seconds, victim.resume)
 

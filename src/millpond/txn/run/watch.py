@@ -29,6 +29,8 @@ class Watch:
     `seconds_max` and `memory_max` are what its events may take.
     """
 
+    before_s = 0.0
+
     def __init__(self, seconds_max: float | None = None, memory_max: int | None = None) -> None:
         self.seconds_max = seconds_max
         self.memory_max = memory_max

@@ -1,0 +1,155 @@
+"""A contender of the NEXMark benchmark: windows of a pond."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import millpond as mp
+from millpond.apps.nexmark_queries import QUERIES, Batches, stream_of
+from millpond.bench.cpu import thread_seconds
+from millpond.bench.nexmark_load import Run, Workload
+from millpond.bench.nexmark_stream import Collector, prepare, run_stream
+from millpond.bench.window_container import Means, containers
+from millpond.stores.windows.rowlog import FIGURES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+MEMORY = "3g"
+"""Of a pond's container: the budget of its windows is another, and a part of it."""
+
+
+class PondWindows:
+    """Windows in a pond, fed by `foreachBatch`. `notes` go with each run."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        pond: mp.Pond,
+        name: str = "millpond",
+        notes: Mapping[str, Any] | None = None,
+        watches_s: float = 0.0,
+    ) -> None:
+        self.name = name
+        self._watches_s = watches_s
+        self._notes = dict(notes or {})
+        self._session = prepare(spark)
+        self._pond = pond
+        self._numbers = count()
+
+    def supports(self, query: str) -> bool:
+        return query in QUERIES
+
+    def run(self, workload: Workload, query: str) -> Run:
+        name = f"{query.replace('-', '_')}_{next(self._numbers)}"
+        delay = f"{workload.delay_us(query)} microseconds"
+
+        batches: Batches | None = None
+        did = StoreFigures(self._pond, name)
+
+        def build(streams: Mapping[str, DataFrame], collector: Collector) -> Sequence[DataStreamWriter]:
+            nonlocal batches
+            batches = QUERIES[query](self._pond, name, workload.parameters(query), delay, collector)
+            return [
+                stream_of(query, streams[source]).writeStream.foreachBatch(batch)
+                for source, batch in batches.items()
+            ]
+
+        def finish(collector: Collector) -> None:
+            """What one of two streams has let out without a batch may still be on its way."""
+            if batches is not None and len(batches) > 1:
+                batches.finish()
+
+        try:
+            with did.watched(self._watches_s):
+                done = run_stream(self._session, workload, query, build, finish)
+            done.extras |= self._notes | did.read()
+            return done
+        finally:
+            forget(self._pond, name)
+
+
+class StoreFigures:
+    """What the stores of all windows whose names begin so do, from now on: CPU seconds, hits, bytes, and memory at its most."""
+
+    def __init__(self, pond: mp.Pond, name: str) -> None:
+        self._pond = pond
+        self._name = name
+        self._processes = [int(each["pid"]) for each in pond.metrics()["containers"].values()]
+        self._threads = self._rocksdb_threads()
+        self._before = self._sums()
+        self._spilled = self._rss = 0.0
+
+    def _rocksdb_threads(self) -> float:
+        return sum(thread_seconds(process, "rocksdb") for process in self._processes)
+
+    def _residents(self, metrics: Mapping[str, Any]) -> list[dict[str, float]]:
+        kinds = (metrics["windows"], metrics["joins"])
+        return [figures for kind in kinds for name, figures in kind.items() if name.startswith(self._name)]
+
+    def _sums(self) -> dict[str, float]:
+        residents = self._residents(self._pond.metrics())
+        return {figure: sum(each.get(f"store_{figure}", 0.0) for each in residents) for figure in FIGURES}
+
+    def look(self) -> None:
+        """What is on disk, and memory, come and go."""
+        metrics = self._pond.metrics()
+        self._spilled = max(self._spilled, sum(each["spilled_bytes"] for each in self._residents(metrics)))
+        self._rss = max(self._rss, sum(each["rss_bytes"] for each in metrics["containers"].values()))
+
+    @contextmanager
+    def watched(self, every_s: float) -> Iterator[None]:
+        """With a look every so often; without one for 0."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(every_s):
+                self.look()
+
+        watching = threading.Thread(target=watch, daemon=True)
+        if every_s:
+            watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if every_s:
+                watching.join()
+        self.look()
+
+    def read(self) -> dict[str, Any]:
+        did = {figure: number - self._before[figure] for figure, number in self._sums().items()}
+        # RocksDB compacts and flushes in threads of its own.
+        did["compact_s"] += self._rocksdb_threads() - self._threads
+        looked_up = did["hits"] + did["misses"]
+        return {
+            "store": did,
+            "store_s": did["write_s"] + did["read_s"] + did["compact_s"],
+            "hit_ratio": did["hits"] / looked_up if looked_up else None,
+            "spilled_mb_max": self._spilled / 1e6,
+            "rss_mb_max": self._rss / 1e6,
+        }
+
+
+def forget(pond: mp.Pond, name: str) -> None:
+    """All windows and joins whose names begin so."""
+    for resident in (*pond.windows(), *pond.joins()):
+        if resident.startswith(name):
+            pond.forget(resident)
+
+
+@contextmanager
+def open_pond(
+    folder: Path, means: Means, spark: SparkSession | None = None, slices: int = 64
+) -> Iterator[mp.Pond]:
+    """A pond in a folder of its own, whose windows have these means."""
+    with containers(means):
+        pond = mp.open(str(folder), spark=spark, memory=MEMORY, slices=slices)
+    with pond:
+        yield pond

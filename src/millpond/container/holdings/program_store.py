@@ -1,0 +1,193 @@
+"""What one slice keeps of a program: entries of its fields, by key and by lane, and what the last calls returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.programs.decided import Place
+from millpond.programs.entries import (
+    ENTRIES,
+    KEYS,
+    KEYS_SPEC,
+    NO_LANE,
+    Entry,
+    batch_for,
+    entries_in,
+    place_of,
+    value_of,
+)
+from millpond.programs.tracking import Tracked
+from millpond.stores.outputs import Outputs
+from millpond.stores.parts import Part, pack, unpack
+from millpond.wire.programs import FieldSpec
+
+_KEYS = ENTRIES.names[:5]
+_KEPT = pa.schema({"name": pa.string()})
+
+
+class ProgramDelta(NamedTuple):
+    """What has changed, to be written while the slice goes on."""
+
+    entries: list[pa.RecordBatch]
+    outputs: list[tuple[str, pa.Table]]
+    kept: list[str]
+
+    def export(self) -> pa.RecordBatch:
+        kept = Part("kept", "", pa.table([pa.array(self.kept, pa.string())], schema=_KEPT))
+        return pack([_part(self.entries), kept, *(Part("outputs", *each) for each in self.outputs)])
+
+
+class ProgramStore:
+    """Fields by name; of partial ones, the lanes that live here."""
+
+    def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
+        self.fields = dict(fields)
+        self.outputs = Outputs()
+        self.parts: dict[tuple[str, int], Tracked] = {}
+        self.keys_looked = 0
+        """How many idempotency keys there were when old ones were last let go of."""
+
+    def spec(self, field: str) -> FieldSpec:
+        return KEYS_SPEC if field == KEYS else self.fields[field]
+
+    def part(self, field: str, lane: int = NO_LANE) -> Tracked:
+        """The field here, or one lane of it; empty where nothing was written yet."""
+        tracked = self.parts.get((field, lane))
+        if tracked is None:
+            spec = self.spec(field)
+            tracked = self.parts[field, lane] = Tracked(spec.element, spec.key, spec.value)
+        return tracked
+
+    # Epochs
+
+    def changed(self) -> list[pa.RecordBatch]:
+        """What the epoch that is not decided has changed, as entries."""
+        return self._batches((key, tracked.changed()) for key, tracked in self.parts.items())
+
+    def _batches(
+        self, found: Iterable[tuple[tuple[str, int], list[tuple[Place, Any]]]]
+    ) -> list[pa.RecordBatch]:
+        return [batch_for(field, self.spec(field), lane, items) for (field, lane), items in found if items]
+
+    @property
+    def touched(self) -> set[tuple[str, int]]:
+        """The parts that an epoch that is not decided has changed."""
+        return {part for part, tracked in self.parts.items() if tracked.old}
+
+    def settle(self) -> None:
+        for tracked in self.parts.values():
+            tracked.settle()
+
+    def put_back(self, parts: Iterable[tuple[str, int]] | None = None) -> None:
+        """Undoes the epoch that is not decided: all of it, or in these parts."""
+        for part in self.parts if parts is None else parts:
+            self.parts[part].put_back()
+
+    def put(self, entry: Entry) -> None:
+        """An entry as a decided epoch left it."""
+        spec = self.spec(entry.field)
+        tracked, place = self.part(entry.field, entry.lane), place_of(spec, entry)
+        tracked.put(place, value_of(spec, entry))
+        tracked.dirty.add(place)
+
+    def forget(self, writers: Sequence[str]) -> None:
+        for writer in writers:
+            self.outputs.forget(writer)
+
+    # As checkpoints see it
+
+    @property
+    def dirty_share(self) -> float:
+        return sum(len(tracked.dirty) for tracked in self.parts.values()) / max(self.count, 1)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.parts.values()))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tracked.nbytes for tracked in self.parts.values())
+
+    def delta(self) -> ProgramDelta:
+        """What has changed since the store was last clean, without an epoch that is not decided."""
+        entries = self._batches(
+            (key, list(tracked.decided(tracked.dirty))) for key, tracked in self.parts.items()
+        )
+        return ProgramDelta(entries, *self.outputs.changed())
+
+    def clean(self) -> None:
+        for tracked in self.parts.values():
+            tracked.dirty.clear()
+        self.outputs.clean()
+
+    def copy(self) -> ProgramStore:
+        other = ProgramStore(self.fields)
+        other.parts = {key: tracked.copy() for key, tracked in self.parts.items()}
+        other.outputs = self.outputs.copy()
+        return other
+
+    def entries(self, fields: Iterable[str] | None = None) -> list[pa.RecordBatch]:
+        wanted = {*self.fields, KEYS} if fields is None else set(fields)
+        return self._batches(
+            (key, list(self.parts[key].items())) for key in sorted(self.parts) if key[0] in wanted
+        )
+
+    def export(self) -> pa.RecordBatch:
+        return pack(
+            [_part(self.entries()), *(Part("outputs", name, rows) for name, rows in self.outputs.export())]
+        )
+
+    def load(self, batch: pa.RecordBatch) -> None:
+        for kind, name, rows in unpack(batch):
+            if kind == "outputs":
+                self.outputs.load(name, rows)
+            elif kind == "entries":
+                for each in rows.to_batches():
+                    for entry in entries_in(each):
+                        spec = self.spec(entry.field)
+                        place, value = place_of(spec, entry), value_of(spec, entry)
+                        self.part(entry.field, entry.lane).put(place, value)
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant does not hold. For tests."""
+        for (field, lane), tracked in self.parts.items():
+            tracked.validate()
+            assert (lane == NO_LANE) == (self.spec(field).kind == "partitioned"), field
+
+
+def _part(entries: Sequence[pa.RecordBatch]) -> Part:
+    return Part("entries", "", pa.Table.from_batches(entries, ENTRIES).combine_chunks())
+
+
+def merged_files(files: Sequence[pa.RecordBatch], whole: bool) -> pa.RecordBatch:
+    """What files hold together, oldest first: the last value of each entry; of a base, no deleted ones."""
+    tables: list[pa.Table] = []
+    outputs: dict[str, pa.Table] = {}
+    kept: list[str] | None = None
+    for file in files:
+        own = list(unpack(file))
+        tables += [rows for kind, _, rows in own if kind == "entries"]
+        outputs |= {name: rows for kind, name, rows in own if kind == "outputs"}
+        listed = [rows.column(0).to_pylist() for kind, _, rows in own if kind == "kept"]
+        if listed:
+            kept = listed[0]
+            outputs = {name: outputs[name] for name in kept if name in outputs}
+    entries = _last(pa.concat_tables(tables))
+    if whole:
+        entries = entries.filter(pc.invert(entries.column("deleted")))
+    parts = [Part("entries", "", entries)]
+    if not whole:
+        names = list(outputs) if kept is None else kept
+        parts.append(Part("kept", "", pa.table([pa.array(names, pa.string())], schema=_KEPT)))
+    return pack([*parts, *(Part("outputs", name, rows) for name, rows in outputs.items())])
+
+
+def _last(entries: pa.Table) -> pa.Table:
+    numbered = entries.select(_KEYS).append_column("place", pa.array(np.arange(len(entries))))
+    last = numbered.group_by(_KEYS).aggregate([("place", "max")]).column("place_max")
+    return entries.take(pa.array(np.sort(last.to_numpy())))

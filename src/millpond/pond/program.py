@@ -1,0 +1,198 @@
+"""A program as its users see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from millpond.client.client import Client
+from millpond.errors import BadOption
+from millpond.ops.direct import DirectReads
+from millpond.ops.direct_writes import RESULT, DirectWrites, operator_name
+from millpond.ops.program import ProgramCall
+from millpond.programs.entries import entries_in, place_of, value_of
+from millpond.programs.graph import Graph, Method
+from millpond.programs.rows import ONCE
+from millpond.wire.base import check_name
+from millpond.wire.programs import FieldSpec, ProgramSpec, ReadEntries
+from millpond.wire.questions import AskProgress, ResidentProgress
+
+
+class Program:
+    """A program by its name: `call` makes operators of its methods."""
+
+    def __init__(self, client: Client, spec: ProgramSpec, graph: Graph) -> None:
+        self._client = client
+        self._spec = spec
+        self.graph = graph
+        self._code = msgspec.msgpack.encode(graph)
+        self._reads = DirectReads(client, spec, self._code, graph)
+        self._direct: dict[tuple[str, bool], DirectWrites] = {}
+        self._lock = client.runtime.lock()
+
+    @property
+    def name(self) -> str:
+        return self._spec.name
+
+    @property
+    def place(self) -> tuple[str, None]:
+        return self._spec.name, None
+
+    def call(
+        self,
+        method: str,
+        *,
+        name: str = "calls",
+        into: str | None = None,
+        limit: str | float | timedelta | None = None,
+        memory: str | int | None = None,
+        history: str = "continue",
+        **columns: str,
+    ) -> ProgramCall:
+        """An operator `(rows, epoch)` that calls a method with each row, exactly once.
+
+        `columns` say by which columns the method's parameters are given, as in `user="user_id"`; one that has the parameter's
+        own name need not be told, and one with a default may be left out. The rows come back with what was returned in the
+        column `into`. `limit` and `memory` are what the calls of an epoch may take in a container. `name` is the operator's, for
+        ever; `history` as for `State.update`.
+        """
+        found = self._method(method)
+        return ProgramCall(
+            self._client,
+            self._spec,
+            self._code,
+            found,
+            name,
+            _arguments(found, columns),
+            into=into,
+            limit=limit,
+            memory=memory,
+            history=history,
+        )
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method of the program, to be called directly: see `ask`."""
+        if name.startswith("_") or name not in {method.name for method in self.graph.methods}:
+            raise AttributeError(f"a program has no attribute {name!r}, and this one no such method")
+        return partial(self.ask, name)
+
+    def ask(self, method: str, /, *values: Any, idempotency_key: str | None = None, **arguments: Any) -> Any:
+        """Calls a method directly: `program.ask("get_rec", user=7)`, or `program.get_rec(user=7)`.
+
+        A method that only reads sees what whole epochs left, all of it of one state. One that writes is durable when this
+        returns: calls of several threads are committed together. What a call with an `idempotency_key` did is done once
+        however often it is called, by any process: a key is remembered for a quarter of an hour, and for longer while it is
+        among the program's last 20,000. `Rejected` if the program turns it away.
+        """
+        found = self._method(method)
+        names = [parameter.name for parameter in found.parameters]
+        if len(values) > len(names) or set(names[: len(values)]) & set(arguments):
+            raise BadOption(
+                f"{method} takes ({', '.join(names)})", hint="give each argument once", option="arguments"
+            )
+        arguments = {**dict(zip(names, values, strict=False)), **arguments}
+        if found.read_only:
+            return self._reads.call(found, arguments)
+        return self._writes(found, once=idempotency_key is not None).call(arguments, idempotency_key)
+
+    def _writes(self, method: Method, *, once: bool) -> DirectWrites:
+        with self._lock:
+            if (method.name, once) not in self._direct:
+                call = ProgramCall(
+                    self._client,
+                    self._spec,
+                    self._code,
+                    method,
+                    operator_name(method.name),
+                    {parameter.name: parameter.name for parameter in method.parameters},
+                    into=None if method.returns is None else RESULT,
+                    history="shared",
+                    once=ONCE if once else None,
+                )
+                self._direct[method.name, once] = DirectWrites(self._client, call, method, once=once)
+            return self._direct[method.name, once]
+
+    def close(self) -> None:
+        """Lets go of what the pond remembers of this process's direct calls. Closing the pond does it, too."""
+        with self._lock:
+            direct, self._direct = list(self._direct.values()), {}
+        for writes in direct:
+            writes.close()
+
+    def progress(self) -> ResidentProgress:
+        """Which operators there are (`updaters`), and how many epochs are visible (`seen`)."""
+        return self._client.call(AskProgress(self._spec.name))
+
+    def entries(self, field: str) -> dict[Any, Any]:
+        """What a field holds: its entries by key, of a partial one those of each lane by its number. For tests and a look.
+
+        Each slice is as whole epochs left it; epochs that are decided meanwhile may be in some of them and not in others.
+        """
+        spec = self._spec.fields.get(field)
+        if spec is None:
+            known = ", ".join(self._spec.fields)
+            raise BadOption(
+                f"program {self.name!r} has no field {field!r}", hint=f"it has: {known}", option="field"
+            )
+        rows = self._client.read(lambda slices: ReadEntries(self.name, field, slices))
+        lanes: dict[int, dict[Any, Any]] = {}
+        for batch in rows.to_batches():
+            for entry in entries_in(batch):
+                value = value_of(spec, entry)
+                shown = value.tolist() if spec.element == "dense" else value
+                lanes.setdefault(entry.lane, {})[place_of(spec, entry)] = shown
+        ordered = {lane: dict(sorted(found.items())) for lane, found in sorted(lanes.items())}
+        return ordered if spec.kind == "partial" else next(iter(ordered.values()), {})
+
+    def _method(self, name: str) -> Method:
+        for method in self.graph.methods:
+            if method.name == name:
+                return method
+        known = ", ".join(method.name for method in self.graph.methods)
+        raise BadOption(
+            f"program {self.name!r} has no method {name!r}", hint=f"it has: {known}", option="method"
+        )
+
+
+def program_spec(name: str, graph: Graph) -> ProgramSpec:
+    fields = {
+        field.name: FieldSpec(field.kind, field.element, field.key, field.value) for field in graph.fields
+    }
+    return ProgramSpec(name=check_name(name, "the program"), lanes=graph.lanes, fields=fields)
+
+
+def graph_of(program: Any) -> Graph:
+    """The graph of a class that is a program."""
+    graph = program if isinstance(program, Graph) else getattr(program, "__millpond_graph__", None)
+    if not isinstance(graph, Graph):
+        raise BadOption(
+            f"{program!r} is no program", hint="put @mp.program above the class", option="program"
+        )
+    return graph
+
+
+def _arguments(method: Method, columns: dict[str, str]) -> dict[str, str]:
+    """By parameter, the column that gives it. Those with a default that are not named are left to it."""
+    known = {parameter.name for parameter in method.parameters}
+    for name, column in columns.items():
+        if name not in known:
+            raise BadOption(
+                f"{method.name} has no parameter {name!r}",
+                hint=f"it has: {', '.join(parameter.name for parameter in method.parameters)}",
+                option=name,
+            )
+        if not isinstance(column, str):
+            raise BadOption(
+                f"{name}={column!r} is not the name of a column",
+                hint=f'for example {name}="{name}"',
+                option=name,
+            )
+    return {
+        parameter.name: columns.get(parameter.name, parameter.name)
+        for parameter in method.parameters
+        if parameter.name in columns or not parameter.optional
+    }

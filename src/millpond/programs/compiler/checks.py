@@ -1,0 +1,120 @@
+"""What is refused once a method is in normal form: it would not mean the same in tasks as in plain Python."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from millpond.programs.compiler.accesses import Accesses, field_in, writes_in
+from millpond.programs.compiler.names import REJECT
+from millpond.programs.compiler.source import ProgramSource
+from millpond.programs.compiler.split import changed_names, view_names
+from millpond.programs.compiler.types import SET, Types, join
+from millpond.programs.values import SCALARS
+
+
+def check_rejects(source: ProgramSource, accesses: Accesses, body: list[ast.stmt]) -> bool:
+    """Whether the method rejects. BadProgram if it may have written before."""
+    views = view_names(body, accesses)
+    found = False
+
+    def block(statements: Sequence[ast.stmt], written: int) -> int:
+        """`written` is the line of the first write so far, 0 if there is none."""
+        nonlocal found
+        for node in statements:
+            if isinstance(node, ast.If):
+                written = max(block(node.body, written), block(node.orelse, written))
+            elif isinstance(node, ast.While | ast.For):
+                written = max(written, block(node.body, written))
+                written = max(written, block(node.body, written))
+            else:
+                match node:
+                    case ast.Expr(value=ast.Call(func=ast.Name(id=word))) if word == REJECT:
+                        found = True
+                        if written:
+                            raise source.refuse(
+                                node,
+                                f"reject comes after a write, on line {written}: what was written cannot be taken back",
+                                "test first, and write when nothing can be rejected any more",
+                                accesses.method,
+                            )
+                if not written and writes_in(node, accesses, views):
+                    written = node.lineno
+        return written
+
+    block(body, 0)
+    return found
+
+
+def check_aliases(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:
+    """A list or vector that has two names, and is changed by one, would be two of them in another task."""
+    changed = {name for statement in body for name in changed_names(statement)}
+    for node in (inner for statement in body for inner in ast.walk(statement)):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=own)], value=value):
+                for other in _same_as(value):
+                    kind = types.names.get(other, "")
+                    if {own, other} & changed and own != other and kind not in (*SCALARS, "null"):
+                        raise source.refuse(
+                            node,
+                            f"{own} and {other} are the same {kind or 'object'}, which is changed by one of the names",
+                            f"make a copy: {own} = {other}.copy()",
+                            accesses.method,
+                        )
+
+
+def _same_as(node: ast.expr) -> set[str]:
+    """The variables whose value an expression may be, as it is."""
+    match node:
+        case ast.Name(id=name):
+            return {name}
+        case ast.IfExp(body=body, orelse=orelse):
+            return _same_as(body) | _same_as(orelse)
+        case ast.BoolOp(values=values):
+            return set().union(*map(_same_as, values))
+    return set()
+
+
+def check_order(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:
+    """Sets have another order in every process."""
+    for node in (inner for statement in body for inner in ast.walk(statement)):
+        iterated = node.iter if isinstance(node, ast.For | ast.comprehension) else None
+        match node:
+            case ast.Call(func=ast.Name(id="list" | "tuple" | "sum" | "enumerate" | "zip"), args=[first, *_]):
+                iterated = first
+        if iterated is not None and types.of(iterated) == SET:
+            raise source.refuse(
+                iterated,
+                "a set has another order in every process",
+                "write sorted(...) around it",
+                accesses.method,
+            )
+
+
+def check_values(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:
+    """Keys and values must be of the types that fields have."""
+    for access in (found for statement in body for found in accesses.all(statement)):
+        if access.key is not None:
+            wanted = accesses.fields[access.field].key
+            _check(source, accesses, access.key, types, wanted, f"a key of {access.field}")
+    for node in (inner for statement in body for inner in ast.walk(statement)):
+        match node:
+            case ast.Assign(targets=[ast.Subscript(value=base) as target], value=value) if field_in(
+                base, accesses.fields
+            ):
+                field = field_in(base, accesses.fields)
+                load = ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
+                _check(source, accesses, value, types, types.of(load), f"a value of {field}")
+
+
+def _check(
+    source: ProgramSource, accesses: Accesses, node: ast.expr, types: Types, wanted: str, what: str
+) -> None:
+    kind = types.of(node)
+    if kind and wanted and join(wanted, kind) != wanted:
+        raise source.refuse(
+            node,
+            f"{ast.unparse(node)} is a {kind}, and {what} is a {wanted}",
+            "convert it, or give the field another type; a field has keys of one type",
+            accesses.method,
+        )

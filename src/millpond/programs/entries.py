@@ -1,0 +1,139 @@
+"""Entries of a program's fields as rows of one schema, whatever the field: in the log, in snapshots, and on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.programs.decided import ABSENT, Place
+from millpond.programs.packing import pack, unpack
+from millpond.wire.programs import FieldSpec
+
+NO_LANE = -1
+RETURNED = ""
+"""In place of a field: what the calls of an epoch returned, as an Arrow stream in `b`."""
+KEYS = "idempotency keys"
+"""In place of a field: what is remembered of calls by their keys. No field can have that name."""
+KEYS_SPEC = FieldSpec("partitioned", "map", "string", "binary")
+ENTRIES = pa.schema(
+    [
+        pa.field("field", pa.string(), nullable=False),
+        pa.field("lane", pa.int32(), nullable=False),
+        pa.field("i", pa.int64()),
+        pa.field("j", pa.int64()),
+        pa.field("s", pa.string()),
+        pa.field("x", pa.float64()),
+        pa.field("n", pa.int64()),
+        pa.field("b", pa.large_binary()),
+        pa.field("deleted", pa.bool_(), nullable=False),
+    ]
+)
+
+
+class Entry(NamedTuple):
+    """One row of `ENTRIES`."""
+
+    field: str
+    lane: int
+    i: int | None = None
+    j: int | None = None
+    s: str | None = None
+    x: float | None = None
+    n: int | None = None
+    b: bytes | None = None
+    deleted: bool = False
+
+
+def batch_of(entries: Sequence[Entry]) -> pa.RecordBatch:
+    columns = list(zip(*entries, strict=True)) if entries else [()] * len(ENTRIES)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, ENTRIES, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ENTRIES)
+
+
+def batch_for(name: str, spec: FieldSpec, lane: int, items: Sequence[tuple[Place, Any]]) -> pa.RecordBatch:
+    """The entries of a field at these places, with their values."""
+    if spec.element not in ("matrix", "vector"):
+        return batch_of([entry_of(name, spec, lane, place, value) for place, value in items])
+    count, places = len(items), [place for place, _ in items]
+    deleted = [value is ABSENT for _, value in items]
+    values = [None if value is ABSENT else value for _, value in items]
+    columns = {
+        "field": pa.repeat(pa.scalar(name), count),
+        "lane": pa.repeat(pa.scalar(lane, pa.int32()), count),
+        "x": pa.array(values, pa.float64()),
+        "deleted": pa.array(deleted, pa.bool_()),
+    }
+    if spec.element == "matrix":
+        columns["i"] = pa.array([row for row, _ in places], pa.int64())
+        columns["j"] = pa.array([column for _, column in places], pa.int64())
+    else:
+        columns["i"] = pa.array(places, pa.int64())
+    arrays = [columns.get(field.name) for field in ENTRIES]
+    filled = [
+        pa.nulls(count, field.type) if found is None else found
+        for found, field in zip(arrays, ENTRIES, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(filled, schema=ENTRIES)
+
+
+def entries_in(batch: pa.RecordBatch) -> Iterator[Entry]:
+    for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        yield Entry(*row)
+
+
+def entry_of(name: str, spec: FieldSpec, lane: int, place: Place, value: Any) -> Entry:
+    entry = Entry(name, lane)
+    if spec.element == "matrix":
+        entry = entry._replace(i=place[0], j=place[1])
+    elif isinstance(place, str):
+        entry = entry._replace(s=place)
+    else:
+        entry = entry._replace(i=int(place))
+    if value is ABSENT:
+        return entry._replace(deleted=True)
+    if value is None:
+        return entry
+    match _form(spec):
+        case "x":
+            return entry._replace(x=value)
+        case "n":
+            return entry._replace(n=int(value))
+        case "dense":
+            return entry._replace(b=np.asarray(value, np.float64).tobytes())
+        case "binary":
+            return entry._replace(b=value)
+        case _:
+            return entry._replace(b=pack([value], [spec.value]))
+
+
+def place_of(spec: FieldSpec, entry: Entry) -> Place:
+    if spec.element == "matrix":
+        return entry.i, entry.j
+    if entry.s is not None:
+        return entry.s
+    return bool(entry.i) if spec.key == "boolean" else entry.i
+
+
+def value_of(spec: FieldSpec, entry: Entry) -> Any:
+    if entry.deleted:
+        return ABSENT
+    match _form(spec):
+        case "x":
+            return entry.x
+        case "n":
+            return None if entry.n is None else bool(entry.n) if spec.value == "boolean" else entry.n
+        case "dense":
+            return np.frombuffer(entry.b or b"", np.float64).copy()
+        case "binary":
+            return entry.b
+        case _:
+            return None if entry.b is None else unpack(entry.b, [spec.value])[0]
+
+
+def _form(spec: FieldSpec) -> str:
+    if spec.element != "map":
+        return "dense" if spec.element == "dense" else "x"
+    return {"double": "x", "long": "n", "boolean": "n", "binary": "binary"}.get(spec.value, "b")

@@ -1,0 +1,107 @@
+"""What a program is translated into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from millpond.code.capture import Code
+
+Access = Literal["partitioned", "lane", "everywhere", "none"]
+RETURNS, REJECTS = -1, -2
+"""What a task names instead of the next one, when the call ends: with a result, or with a reason."""
+
+
+class Field(NamedTuple):
+    """A state element. `key` and `value` are types: of a matrix those of its rows' numbers, and of its numbers."""
+
+    name: str
+    kind: Literal["partitioned", "partial"]
+    element: Literal["map", "vector", "matrix", "dense"]
+    key: str
+    value: str
+    level: int
+    line: int
+
+
+class Variable(NamedTuple):
+    """What goes along an edge: `type` is one of `programs.values`."""
+
+    name: str
+    type: str
+
+
+class Parameter(NamedTuple):
+    """Of a method: `default` counts where `optional`."""
+
+    name: str
+    type: str
+    optional: bool
+    default: Any
+
+
+class Task(NamedTuple):
+    """A task element: code that accesses one field in one place, or none.
+
+    `source` defines `te(state, *inputs)`, which returns the number of the next task and a tuple of its inputs, or
+    RETURNS and a tuple of the result, or REJECTS and a tuple of the reason. `state` is the slice's part of the field, the
+    lane's element, or None. `key` names the input whose slice, or whose slice's lane, it is. A task `everywhere` runs in all
+    lanes; all give the same next task, which `gathers`: the first value of each is put into a list, its first input, in the
+    order of the lanes; the other values are the same in all. A task without a field runs wherever its inputs are.
+    `lines` has the line in the file for each line of `source`.
+    """
+
+    number: int
+    field: str | None
+    access: Access
+    key: str | None
+    inputs: tuple[Variable, ...]
+    source: str
+    lines: tuple[int, ...]
+    writes: bool
+    line: int
+    gathers: bool
+    level: int
+    next: tuple[int, ...]
+
+
+class Method(NamedTuple):
+    """What can be called. The inputs of task 0 are among `parameters`; `returns` is None where there is no result."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    returns: str | None
+    tasks: tuple[Task, ...]
+    read_only: bool
+    rejects: bool
+    line: int
+
+
+def first_key(kinds: Mapping[str, str]) -> str:
+    """Of parameters by their types: the one whose value is a call's key until it accesses one; empty if there is none."""
+    return next((name for name, kind in kinds.items() if kind in ("long", "string")), "")
+
+
+class Graph(NamedTuple):
+    """A program: `levels` are the names of fields, round by round.
+
+    `serial` says that an epoch equals its calls one after the other; `why` says what it rests on. `functions` are the
+    plain functions that tasks call, by name.
+    """
+
+    name: str
+    file: str
+    lanes: int
+    max_rounds: int
+    fields: tuple[Field, ...]
+    methods: tuple[Method, ...]
+    levels: tuple[tuple[str, ...], ...]
+    serial: bool
+    why: tuple[str, ...]
+    functions: tuple[Code, ...]
+
+    def field(self, name: str) -> Field:
+        return next(field for field in self.fields if field.name == name)
+
+    def method(self, name: str) -> Method:
+        return next(method for method in self.methods if method.name == name)

@@ -1,0 +1,1 @@
+"""What a slice keeps of a window: stores chosen by how they will be read."""

@@ -1,0 +1,165 @@
+"""What one slice keeps of a resident whose epochs give rows back: what is open, what the last epochs gave, and how far it is."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from millpond.stores.keys import Keys
+from millpond.stores.outputs import Outputs, Stored, tables_together
+from millpond.stores.parts import Part, pack, unpack
+from millpond.stores.windows.rowlog import InMemory, RowLog
+from millpond.times import Progress
+from millpond.wire.base import Turn
+
+Portions = list[tuple[Keys, pa.RecordBatch]]
+META = pa.schema({"fired": pa.float64(), "exact": pa.int64(), "dropped": pa.int64()})
+
+
+class FiringStore(ABC):
+    """One slice. Everything in it follows from the records of epochs, in their order. `fired` is the watermark.
+
+    `dropped` counts rows that gave nothing, and never will.
+    """
+
+    def __init__(self, outputs: Outputs | None = None) -> None:
+        self.outputs = outputs or Outputs()
+        self.fired: Progress = -math.inf
+        self.dropped = 0
+
+    def run(self, portions: Portions, watermark: Progress, closes: bool, time_kind: str) -> pa.Table | Stored:
+        """Takes the rows of an epoch in, and gives what comes out of it. The watermark never falls; `closes` is its end.
+
+        What is much goes to disk piece by piece as it is made, where there is one.
+        """
+        tables = tables_together(self._made(portions, watermark, closes, time_kind))
+        return self.outputs.collect(tables, self.results(time_kind))
+
+    def _made(
+        self, portions: Portions, watermark: Progress, closes: bool, time_kind: str
+    ) -> Iterator[pa.Table]:
+        yield from self.take_in(portions, time_kind)
+        self.fired = max(self.fired, watermark)
+        yield from self.fire(math.inf if closes else self.fired, time_kind)
+
+    def keep(self, writer: str, turn: Turn, rows: pa.Table | Stored) -> None:
+        """What an epoch gave."""
+        self.outputs.keep(writer, turn, rows)
+
+    # What a kind adds
+
+    @abstractmethod
+    def results(self, time_kind: str) -> pa.Schema:
+        """The columns of what comes out, as users get it."""
+
+    @abstractmethod
+    def take_in(self, portions: Portions, time_kind: str) -> Iterator[pa.Table]:
+        """Rows of one epoch, in the form in which they are sent: what comes out at once. They are in at its end."""
+
+    @abstractmethod
+    def fire(self, watermark: Progress, time_kind: str) -> Iterator[pa.Table]:
+        """What comes out because time has come so far; at its end what nothing can come out of any more is let go of."""
+
+    @abstractmethod
+    def contents(self) -> Iterator[pa.RecordBatch]:
+        """All that is open; what `restore` takes, in this order."""
+
+    @abstractmethod
+    def restore(self, batch: pa.RecordBatch) -> None:
+        """A part of the contents that it had."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How much is open."""
+
+    @property
+    @abstractmethod
+    def newest(self) -> int | None:
+        """When the last that is open comes out; None where nothing does by time alone."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """What is open takes in memory."""
+
+    @property
+    def logs(self) -> Sequence[RowLog]:
+        """Where its rows are."""
+        return ()
+
+    @property
+    def beside_bytes(self) -> int:
+        """In memory, beside its logs: it cannot leave it."""
+        return 0
+
+    @property
+    def spillables(self) -> Sequence[InMemory]:
+        return [*self.logs, self.outputs]
+
+    @property
+    def staying_bytes(self) -> int:
+        return self.beside_bytes + sum(log.staying_bytes for log in self.logs)
+
+    # As checkpoints see it
+
+    @property
+    def dirty_share(self) -> float:
+        """What is open comes and goes as a whole: a snapshot of it is a base."""
+        return 1.0
+
+    def clean(self) -> None:
+        self.outputs.clean()
+
+    def copy(self) -> Contents:
+        """All of it as it is now, to be written."""
+        return Contents(self)
+
+    def export(self) -> pa.RecordBatch:
+        return self.copy().export()
+
+    def load(self, batch: pa.RecordBatch) -> None:
+        for kind, name, rows in unpack(batch):
+            if kind == "outputs":
+                self.outputs.load(name, rows)
+            elif kind == "meta":
+                fired, exact, self.dropped = (rows.column(each)[0].as_py() for each in META.names)
+                self.fired = exact if exact is not None else fired
+                # It comes first: what has fired does not fire again.
+                for _ in self.fire(self.fired, ""):
+                    raise ValueError("a snapshot holds what has fired")
+            else:
+                for each in rows.combine_chunks().to_batches():
+                    self.restore(each)
+
+    def forget(self, writers: Sequence[str]) -> None:
+        for writer in writers:
+            self.outputs.forget(writer)
+
+    def close(self) -> None:
+        for log in self.logs:
+            log.close()
+
+    def validate(self) -> None:
+        """Raises AssertionError if an invariant does not hold. For tests."""
+        for log in self.logs:
+            log.validate()
+        assert self.dropped >= 0
+
+
+class Contents:
+    """A slice as it was, to be written: rows are immutable, and those on disk are read when it is made."""
+
+    def __init__(self, store: FiringStore) -> None:
+        exact = None if math.isinf(store.fired) else int(store.fired)
+        row = [[float(store.fired)], [exact], [store.dropped]]
+        meta = pa.table([pa.array(v, f.type) for v, f in zip(row, META, strict=True)], schema=META)
+        self._parts = [Part("meta", "", meta)]
+        self._parts += [Part("open", "", pa.Table.from_batches([each])) for each in store.contents()]
+        self._parts += [Part("outputs", name, rows) for name, rows in store.outputs.export()]
+
+    def export(self) -> pa.RecordBatch:
+        return pack(self._parts)

@@ -1,0 +1,118 @@
+"""What the NEXMark benchmark tells by Arrow tables: answers are DuckDB's, what it counts is there, and its tables show it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("duckdb")
+from millpond.bench import nexmark_parts, nexmark_tables
+from millpond.bench.cpu import thread_seconds
+from millpond.bench.nexmark_parts import FULL, QUICK, Scale
+from millpond.bench.nexmark_report import plot, print_table
+from millpond.bench.nexmark_tables import Load, answers_of, bench, rows_of
+from millpond.bench.window_container import Means
+
+TINY = Scale(
+    rows=6_000,
+    batch=1_000,
+    budget=20_000,
+    compared=("q11",),
+    over=("q11-median",),
+    shares=(10,),
+    ratios=(0.02,),
+    msas=(),
+    keys=(500,),
+    seconds=(),
+    disorders=(),
+    slides=(60,),
+)
+
+
+def test_parts_are_measured_beside_rocksdb_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("rocksdict")
+    monkeypatch.setattr(nexmark_parts, "QUICK", TINY)
+    results = nexmark_parts.run(True, lambda _: None)
+    assert [(each["part"], each["system"]) for each in results] == [
+        ("stores", "millpond"),
+        ("stores", "rocksdb"),
+        ("budget", "millpond"),
+        ("budget", "rocksdb"),
+        ("ratio", "millpond"),
+        ("growth", "millpond"),
+        ("growth", "millpond"),
+    ]
+    for each in results:
+        assert each["answer_rows"] > 0
+        assert each["store"]["write_s"] > 0
+        assert each["store"]["read_s"] > 0
+        assert each["fired_p95_ms"] >= each["fired_p50_ms"] > 0
+    over, ratio = results[2], results[4]
+    assert over["spilled_mb_max"] > 0
+    assert over["vs_rocksdb"] == over["rows_per_s"] / results[3]["rows_per_s"]
+    assert 0 < ratio["hit_ratio"] <= 1
+    assert ratio["means"]["ratio"] == 0.02
+    print_table("nexmark", results)
+    shown = capsys.readouterr().out
+    assert all(
+        f"nexmark: {part}, by Arrow tables" in shown for part in ("stores", "budget", "ratio", "growth")
+    )
+    pytest.importorskip("matplotlib")
+    assert [file.name for file in plot(tmp_path / "nexmark", "nexmark", results)] == [
+        "nexmark-stores.png",
+        "nexmark-stores.svg",
+    ]
+
+
+def test_a_wrong_answer_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(load: Load, fired: list[pa.Table]) -> pa.Table:
+        return answers_of(load, fired).slice(1)
+
+    monkeypatch.setattr(nexmark_tables, "answers_of", wrong)
+    with bench(Means()) as pond, pytest.raises(RuntimeError, match="q7-bidder by tables lacks 1"):
+        pond.measured(Load("q7-bidder", 4_000, 1_000, 400))
+
+
+def test_loads_are_what_they_say() -> None:
+    for scale in (FULL, QUICK):
+        for part in nexmark_parts.parts(scale):
+            assert 0 <= part.load.warm < part.load.rows
+            assert part.load.query in nexmark_tables.AGGREGATES
+    rows = rows_of(Load("q11", 3_000, 1_000, 100, uniform_keys=-1_000))
+    assert sorted(rows["bidder"].to_pylist()[:1_000]) == list(range(1_000))
+    assert len(rows) == 3_000
+    # What is open at a time has as many rows as its share of the budget: those of ten seconds.
+    load = nexmark_parts.over_budget("q7-bidder", FULL, 10)
+    assert load.rows_per_s * 10 * nexmark_parts.ROW_BYTES["q7-bidder"] == pytest.approx(
+        10 * FULL.budget, rel=0.01
+    )
+    assert load.size == 10_000_000
+
+
+def test_threads_are_told_apart_by_name() -> None:
+    import os
+
+    over = threading.Event()
+
+    def work() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("rocksdb:low")
+        began = time.thread_time()
+        while time.thread_time() - began < 0.1:
+            pass
+        done.set()
+        over.wait()
+
+    done = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    done.wait()
+    assert thread_seconds(os.getpid(), "rocksdb") == pytest.approx(0.1, abs=0.05)
+    assert thread_seconds(os.getpid(), "nobody") == 0
+    over.set()
+    thread.join()

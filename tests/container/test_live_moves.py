@@ -1,0 +1,185 @@
+"""A slice moves while all goes on, and somebody ends at each step: it is served by one, nothing is lost, nothing stays behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from test_backups import ROOT, Scene, after, made, numbers
+
+from millpond.errors import MillpondError, Unavailable
+from millpond.testing import LossyFiles
+
+STEPS = [
+    *("copies.Enlist", "copies.Copy", "copies.Enter", "wire.AskLag", "wire.GetReady"),
+    *("switches.Promote", "switches.Demote", "switches.Enter", "switches.Confirm"),
+]
+
+
+def scene_of_two() -> Scene:
+    """Slices are copied when they move: there are no backups."""
+    scene = Scene(LossyFiles(), containers=2, backups=0)
+    scene.epoch()
+    scene.upkeep()
+    scene.epoch()
+    return scene
+
+
+def stepped(scene: Scene, happens: Callable[[str, str], None]) -> None:
+    """`happens` is called before and after each step of moves; the last of release is `released`."""
+    coordinator = scene.coordinator
+    migrations, slices = coordinator._migrations, coordinator._slices
+
+    def around(work: Callable[..., Any], name_of: Callable[..., str]) -> Callable[..., Any]:
+        def wrapped(*given: Any) -> Any:
+            name = name_of(*given)
+            happens(name, "before")
+            done = work(*given)
+            happens(name, "after")
+            return done
+
+        return wrapped
+
+    migrations._copy = around(migrations._copy, lambda effect: f"copies.{type(effect).__name__}")
+    slices._switch = around(slices._switch, lambda switch, effect: f"switches.{type(effect).__name__}")
+    ask = slices.containers.ask
+    slices.containers.ask = around(ask, lambda container, message: f"wire.{type(message).__name__}")
+
+
+def test_a_move_has_these_steps_and_the_coordinator_may_end_at_each() -> None:
+    """Containers end with it. Who opens the pond again finds the slices where the journal says, and moves them again."""
+    scene = scene_of_two()
+    left: list[tuple[str, LossyFiles]] = []
+    stepped(scene, lambda name, when: left.append((name, after(scene.files))) if name in STEPS else None)
+    mine = scene.record.slices_of(0)
+    scene.move(mine, 1)
+    assert list(dict.fromkeys(name for name, _ in left)) == STEPS
+    assert scene.record.slices_of(0) == []
+    for number, (name, files) in enumerate(left):
+        again = Scene(files, 2, 0, scene.model, number)
+        # A pond that opens gives slices to those that have none.
+        assert len(again.record.slices_of(0)) >= 1, name
+        again.check()
+        if name.startswith("switches"):
+            again.move(again.record.slices_of(0), 1)
+            again.check()
+        again.pond.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("victim", [0, 1], ids=["source", "target"])
+def test_a_side_that_ends_at_a_step(victim: int, step: str, when: str) -> None:
+    scene, ended = scene_of_two(), []
+
+    def happens(name: str, moment: str) -> None:
+        if (name, moment) == (step, when) and not ended:
+            ended.append(name)
+            scene.pond.hosting.kill(victim)
+
+    stepped(scene, happens)
+    migrations = scene.coordinator._migrations
+    move = migrations.move
+
+    def moving(*given: Any) -> None:
+        try:
+            move(*given)
+        finally:
+            if victim not in scene.pond.hosting.services:
+                scene.coordinator.recover(victim)
+
+    migrations.move = moving
+    mine = scene.record.slices_of(0)
+    tickets = scene.coordinator.elasticity.move(mine, 1)
+    assert ended
+    assert [ticket.stage for ticket in tickets] == ["moved"]
+    scene.coordinator.maintain()
+    assert not scene.coordinator._slices.astray
+    if victim == 0 or not step.startswith("switches"):
+        assert {scene.record.owners[number] for number in mine} == {1}
+    # Else it had them by the journal when it was found to have ended, and is relieved as ever: `check` sees who serves.
+    scene.epoch()
+    scene.check()
+    scene.reopened(upkeep=False).check()
+
+
+@pytest.mark.parametrize(
+    "step", ["copies.Enlist", "copies.Copy", "copies.Enter", "wire.AskLag", "wire.GetReady"]
+)
+def test_a_move_that_is_cancelled_leaves_nothing(step: str) -> None:
+    scene = scene_of_two()
+    cancelled: list[str] = []
+
+    def happens(name: str, moment: str) -> None:
+        if name == step and not cancelled:
+            cancelled.append(name)
+            scene.coordinator.elasticity.cancel()
+
+    before = files_of(scene)
+    stepped(scene, happens)
+    mine = scene.record.slices_of(0)
+    [ticket] = scene.coordinator.elasticity.move(mine, 1)
+    assert (ticket.stage, scene.record.slices_of(0)) == ("cancelled", mine)
+    scene.epoch()
+    for _ in range(3):
+        scene.coordinator.maintain()
+        scene.pond.checkpoint()
+    backing = scene.coordinator._backing
+    assert not backing._enlisted
+    assert not any(scene.record.backups.values())
+    for service in scene.pond.hosting.services.values():
+        assert not service.backups.core.owned
+        assert not service.backups.core.unfinished()
+    assert files_of(scene) == before
+    scene.check()
+
+
+def files_of(scene: Scene) -> list[str]:
+    """Snapshots and records that are kept for others."""
+    files = scene.files
+    directories = [f"{ROOT}/backups/{name}" for name in listed(files, f"{ROOT}/backups")]
+    snapshots = [
+        f"{directory}/{resident}/{file}"
+        for directory in directories
+        for resident in listed(files, directory)
+        for file in listed(files, f"{directory}/{resident}")
+    ]
+    logs = [
+        f"{name}/{file}"
+        for name in listed(files, f"{ROOT}/containers")
+        if name.endswith("b")
+        for file in listed(files, f"{ROOT}/containers/{name}")
+        if file != "manifest.arrow"
+    ]
+    return snapshots + [log for log in logs if listed(files, f"{ROOT}/containers/{log}")]
+
+
+def listed(files: LossyFiles, path: str) -> list[str]:
+    return sorted(files.list(path)) if files.is_dir(path) else []
+
+
+def test_no_backup_is_let_go_before_others_hold_the_slice() -> None:
+    """The source of a move holds one. Where that is not to stay, the new one comes first, or nothing goes."""
+    scene = made(3)
+    mine = scene.record.slices_of(0)
+    scene.move(mine, 1)
+    before = scene.holders()
+    mine = [number for number in mine if before[number] == [0]]
+    assert mine
+    migrations = scene.coordinator._migrations
+    copy = migrations.copy
+
+    def fails(*given: Any) -> None:
+        assert all(scene.holders()[number] == [0] for number in mine)
+        raise Unavailable("the disk is full there", address="")
+
+    migrations.copy = fails
+    with suppress(MillpondError):
+        migrations.replicate(1, leaving={0})
+    assert all(scene.holders()[number] == [0] for number in mine)
+    migrations.copy = copy
+    for _ in range(4):
+        migrations.replicate(1, leaving={0})
+    assert all(scene.holders()[number] == [2] for number in numbers(*mine))
