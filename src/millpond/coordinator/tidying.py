@@ -23,7 +23,7 @@ from millpond.coordinator.memory import Memory
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.slices import Slices
 from millpond.durable.files import Files, remove_tree
-from millpond.errors import Unavailable
+from millpond.errors import StageLost, Unavailable
 from millpond.runtime import Runtime
 from millpond.stores.waiting import WAITING, WaitingRows
 from millpond.wire.base import ResidentId, Term
@@ -52,7 +52,9 @@ class Tidying:
 
     def tidy(self) -> None:
         self._next_s = self._runtime.now() + TIDY_S
-        with self._slices.moving, suppress(OSError, Unavailable):
+        self._tidied = None
+        # A container that heard of a slice since would not let go: what it rests on may be another.
+        with self._slices.moving, suppress(OSError, Unavailable, StageLost):
             # Nothing goes that an entry which may be on disk tells of.
             self._memory.settle()
             record = self._memory.record
