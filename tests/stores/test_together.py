@@ -13,7 +13,7 @@ from naive_store import NaiveStore
 from millpond.code.rules import CompactRule, FetchRule, UpdateRule, keep_all, keep_latest, put
 from millpond.stores.keys import Keys
 from millpond.stores.ruleset import Ruleset
-from millpond.stores.together import Newest, Share, Updates
+from millpond.stores.together import Newest, Updates
 from millpond.stores.versioned import VersionedSlice
 
 VALUES = pa.schema([("a", pa.int64()), ("b", pa.float64()), ("c", pa.bool_()), ("d", pa.int16())])
@@ -67,8 +67,8 @@ class Twins:
         newest = Newest(self.rules, keys, lo, hi)
         half = len(spans) // 2
         for part in (spans[half:], spans[:half]):
-            shares: list[Share] = [(self.together[s], start, stop) for s, start, stop in part]
-            newest.ask(shares)
+            starts, stops = (np.array([span[at] for span in part], np.int64) for at in (1, 2))
+            newest.ask([self.together[s] for s, _, _ in part], starts, stops)
         answers = newest.answers()
         for array in answers:
             array.validate(full=True)

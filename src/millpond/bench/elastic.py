@@ -75,7 +75,11 @@ def run(quick: bool, progress: Callable[[str], None], work: Work | None = None) 
         *elastic_recovery.run(
             work.mb, work.recovery_s, progress, work.peers, work.ways_to_end, work.from_root
         ),
-        *(elastic_recovery.run_on_spark(work.mb, work.recovery_s, progress) if work.spark_keys else []),
+        *(
+            elastic_recovery.run_on_spark(work.mb, work.recovery_s, progress, work.peers)
+            if work.spark_keys
+            else []
+        ),
         *elastic_checkpoints.run(
             work.mb, work.checkpoint_every_s, work.checkpoint_rounds, work.checkpoint_ways, progress
         ),

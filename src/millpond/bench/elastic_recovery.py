@@ -6,12 +6,13 @@ those that serve; rebuilt, when the client is answered again: the client tries a
 From backups each peer takes over the slices that it holds a backup of; from the root, peers read them, each its share. Who has
 just done so is not relieved that way: so every time from the root has a pond of its own.
 
-An executor is lost where Spark hosts the containers, one on each of two executors of a local cluster, whose Java machines are
+An executor is lost where Spark hosts the containers, each on an executor of its own of a local cluster, whose Java machines are
 processes of their own: that of container 0 is killed.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -30,7 +31,7 @@ LOOK_S = 0.001
 WAIT_S = 120.0
 WAYS = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 LOST_EXECUTOR = "lost executor"
-CLUSTER = "local-cluster[2,2,1024]"
+CLUSTER = "local-cluster[{},2,1024]"
 
 
 def run(
@@ -41,9 +42,9 @@ def run(
     ways: Sequence[str] = tuple(WAYS),
     from_root: bool = True,
 ) -> list[dict[str, Any]]:
-    """With one peer in all `ways`, with more in the first one."""
-    plans = [(1, count, ways if count == 1 else ways[:1]) for count in peers]
-    plans += [(0, count, [way]) for count in peers for way in (ways if count == 1 else ways[:1]) if from_root]
+    """With each number of peers, in all `ways`."""
+    plans = [(1, count, ways) for count in peers]
+    plans += [(0, count, [way]) for count in peers for way in ways if from_root]
     results = []
     for backups, count, own_ways in plans:
         owners = [0] * (SLICES - count) + [1 + number for number in range(count)]
@@ -55,18 +56,20 @@ def run(
     return results
 
 
-def run_on_spark(mb: float, seconds: float, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """An executor that is lost, with one peer, from a backup and from the root."""
+def run_on_spark(
+    mb: float, seconds: float, progress: Callable[[str], None], peers: Sequence[int]
+) -> list[dict[str, Any]]:
+    """An executor that is lost, from backups and from the root; each container has an executor of its own."""
     results = []
-    owners = [0] * (SLICES - 1) + [1]
-    for backups in (1, 0):
-        progress(f"recovery, hosted by Spark, backups={backups}: loading {mb:,.0f} MB")
+    for backups, count in itertools.product((1, 0), peers):
+        progress(f"recovery, hosted by Spark, backups={backups}, {count} peers: loading {mb:,.0f} MB")
+        owners = [0] * (SLICES - count) + [1 + number for number in range(count)]
         with (
-            spark_session("millpond bench elastic", master=CLUSTER) as spark,
+            spark_session("millpond bench elastic", master=CLUSTER.format(count + 1)) as spark,
             loaded_pond(owners, mb, backups, spark=spark) as loaded,
         ):
             progress(f"recovery: {LOST_EXECUTOR}")
-            results.append(_recovered(loaded, LOST_EXECUTOR, backups, 1, seconds))
+            results.append(_recovered(loaded, LOST_EXECUTOR, backups, count, seconds))
     return results
 
 

@@ -122,9 +122,12 @@ class Newest:
         """Not what is folded or lies in heaps; nor near the beginning of time, where nothing can have expired."""
         return Updates.takes(rules) and (not rules.span or int(hi.min()) >= SMALLEST_TIME + rules.span)
 
-    def ask(self, shares: Sequence[Share]) -> None:
-        """Has these slices answer their share."""
-        slices, bounds = _described(shares)
+    def ask(
+        self, stores: Sequence[VersionedSlice], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> None:
+        """Has these slices answer, each its share of the questions."""
+        slices = np.array([store.address for store in stores], np.int64)
+        bounds = np.column_stack((starts, stops))
         keys = self._keys
         sliced.latest_of_slices(
             slices, bounds, keys.longs, keys.offsets, keys.data, SECRET, self._lo, self._hi, self._width,

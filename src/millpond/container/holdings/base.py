@@ -9,7 +9,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -359,6 +359,13 @@ class Holding(ABC, Generic[_S]):
             return self.slices[number]
         except KeyError:
             raise Moved(f"slice {number} is not served here", slice_id=number) from None
+
+    def each_held(self, numbers: Sequence[SliceId]) -> list[HeldSlice[_S]]:
+        if self.broken is None:
+            slices = self.slices
+            with suppress(KeyError):
+                return [slices[number] for number in numbers]
+        return [self.held(number) for number in numbers]
 
     def check_seen(self, epochs: int) -> None:
         """Who knows of more epochs than are visible here is not answered."""

@@ -178,30 +178,34 @@ class KeyedHolding(Holding[_S]):
         return sum(rows)
 
     def ask_together(
-        self, counts: npt.NDArray[np.int32], ask: Callable[[list[tuple[_S, int, int]]], None]
+        self,
+        counts: npt.NDArray[np.int32],
+        ask: Callable[[list[_S], npt.NDArray[np.int64], npt.NDArray[np.int64]], None],
     ) -> None:
-        """Has slices that have questions answer theirs, several at a time: `ask` gets stores, with start and stop."""
-        starts, sizes = _starts(counts), counts.tolist()
+        """Has slices that have questions answer theirs, several at a time: `ask` gets stores, with their starts and stops."""
+        asked = np.flatnonzero(counts)
+        numbers, sizes = list(map(SliceId, asked.tolist())), counts.tolist()
+        ends = np.cumsum(counts, dtype=np.int64)[asked]
+        starts = ends - counts[asked]
+        places = dict(zip(numbers, range(len(numbers)), strict=True))
 
         def answer(group: list[SliceId]) -> None:
-            helds = [self.held(number) for number in group]
+            first = places[group[0]]
+            last = first + len(group)
+            helds = self.each_held(group)
             for held in helds:
-                held.check_whole()
+                if held.torn:
+                    held.check_whole()
             began = time.thread_time_ns()
-            ask(
-                [
-                    (held.store, starts[number], starts[number + 1])
-                    for number, held in zip(group, helds, strict=True)
-                ]
-            )
-            own = [sizes[number] for number in group]
-            cpu_ns = (time.thread_time_ns() - began) / max(sum(own), 1)
-            for held, size in zip(helds, own, strict=True):
-                held.load.rows_fetched += size
-                held.load.cpu_ns += round(cpu_ns * size)
+            ask([held.store for held in helds], starts[first:last], ends[first:last])
+            cpu_ns = (time.thread_time_ns() - began) // int(ends[last - 1] - starts[first])
+            for number, held in zip(group, helds, strict=True):
+                load, size = held.load, sizes[number]
+                load.rows_fetched += size
+                load.cpu_ns += cpu_ns * size
 
-        numbers = list(map(SliceId, np.flatnonzero(counts).tolist()))
-        self._together({number: self.held(number) for number in numbers}, numbers, sizes, answer)
+        slices = dict(zip(numbers, self.each_held(numbers), strict=True))
+        self._together(slices, numbers, sizes, answer)
 
     def _together(
         self,
