@@ -334,6 +334,8 @@ class CoordinatorService:
             case Register():
                 self._commits.register(message)
             case BeginEpoch():
+                # Whoever read of it what another client has just changed stages rows by that.
+                self._telling.tell_rest(self._containers, message.resident)
                 return self._commits.begin(message)
             case CommitEpoch():
                 return self._commits.commit(message)
