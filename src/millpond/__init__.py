@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from millpond.programs.annotations import Partial, Partitioned, everywhere, program, reject
     from millpond.programs.elements import DenseMatrix, Map, Matrix, Vector
     from millpond.programs.explain import explain
+    from millpond.programs.migrating import Migration
     from millpond.programs.plain import plain
 
 __version__ = "0.1.0"
@@ -60,6 +61,7 @@ __all__ = [
     "Join",
     "Map",
     "Matrix",
+    "Migration",
     "MillpondError",
     "Partial",
     "Partitioned",
@@ -130,6 +132,7 @@ _WHEN_ASKED_FOR = {
     "Matrix": ("millpond.programs.elements", "Matrix"),
     "Vector": ("millpond.programs.elements", "Vector"),
     "explain": ("millpond.programs.explain", "explain"),
+    "Migration": ("millpond.programs.migrating", "Migration"),
     "plain": ("millpond.programs.plain", "plain"),
 }
 """What containers and tasks of Spark, of which many start, have no use for."""

@@ -32,7 +32,7 @@ QUERIES_MAX = 256
 class EpochRecord(msgspec.Struct, frozen=True):
     """One decided turn: enough to recognise its replay and to filter late rows in it alike.
 
-    A turn that has a `source` is recognised by that, not by what was made from it.
+    A turn that has a `source` is recognised by that, not by what was made from it. `code` is the version of what ran it.
     """
 
     turn: Turn
@@ -42,6 +42,7 @@ class EpochRecord(msgspec.Struct, frozen=True):
     late_below: Progress
     watermark: Progress
     source: int | None = None
+    code: str = ""
 
 
 class QueryRecord(msgspec.Struct, frozen=True):

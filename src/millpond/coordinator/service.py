@@ -35,7 +35,7 @@ from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, U
 from millpond.runtime import Runtime, Serial
 from millpond.wire.base import Call, Done, Message, R, SliceId
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
-from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, HandedOver
+from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, EpochCommitted, HandedOver
 from millpond.wire.figures import AskMetrics, AskSlice, MoveFigures, PondMetrics
 from millpond.wire.house import (
     Checkpoint,
@@ -338,7 +338,7 @@ class CoordinatorService:
                 self._telling.tell_rest(self._containers, message.resident)
                 return self._commits.begin(message)
             case CommitEpoch():
-                return self._commits.commit(message)
+                return self._commit(message)
             case AskTurns(resident):
                 catalogue.resident_of(self._record, resident)
                 with self._commits.paused([resident]):
@@ -396,6 +396,15 @@ class CoordinatorService:
 
     def read(self, message: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         raise BadMessage("the coordinator holds no rows: ask the containers")
+
+    def _commit(self, message: CommitEpoch) -> EpochCommitted:
+        """Decides it, then tells the containers if it has changed what the resident is."""
+        before = catalogue.resident_of(self._record, message.resident).spec
+        committed = self._commits.commit(message)
+        after = self._record.residents.get(message.resident)
+        if after is not None and after.spec is not before:
+            self._telling.tell(self._containers, message.resident)
+        return committed
 
     # Residents
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from millpond.container.holdings import kind_of
 from millpond.coordinator.catalogue import (
     awake,
     resident_of,
@@ -198,6 +199,7 @@ def check_epoch(pond: PondRecord, message: CommitEpoch) -> None:
     resident = resident_of(pond, message.resident)
     updater = _updater_of(resident, message.updater)
     _check_time_kind(resident, message)
+    kind_of(resident.spec).after(resident.spec, message.work)
     late_below = _late_below(updater, message.query)
     if late_below == math.inf and has_rows(message):
         raise updater_finished(message.resident, message.updater)
@@ -222,8 +224,16 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
     )
     watermark = watermark_after(before, newest, message.delay)
     late = sum(receipt.late for receipt in message.receipts)
+    kind = kind_of(resident.spec)
     record = EpochRecord(
-        message.turn, digest_of(message), rows_of(message), late, before, watermark, source_of(message)
+        message.turn,
+        digest_of(message),
+        rows_of(message),
+        late,
+        before,
+        watermark,
+        source_of(message),
+        kind.version_of(message.work),
     )
     turns = updater.queries.get(message.query)
     others, ended = updater.queries, updater.ended
@@ -246,7 +256,10 @@ def commit_epoch(pond: PondRecord, message: CommitEpoch) -> tuple[PondRecord, Ep
         ended=ended,
     )
     resident = replace(
-        resident, time_kind=resident.time_kind or message.time_kind, epochs=resident.epochs + 1
+        resident,
+        spec=kind.after(resident.spec, message.work),
+        time_kind=resident.time_kind or message.time_kind,
+        epochs=resident.epochs + 1,
     )
     after = with_updater(pond, resident, message.updater, updater)
     return after, EpochCommitted(message.turn, record.rows, late, updater.watermark, replayed=False)
@@ -258,6 +271,10 @@ def turns_of(pond: PondRecord, message: AskTurns) -> WriterTurns:
     return WriterTurns(
         {query: turns.last for query, turns in updater.queries.items()},
         {query: turns.owed for query, turns in updater.queries.items() if turns.owed is not None},
+        {
+            query: [(record.turn, record.code) for record in turns.recent if record.code]
+            for query, turns in updater.queries.items()
+        },
     )
 
 

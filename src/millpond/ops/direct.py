@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from millpond.client.client import Client
-from millpond.errors import NullKey, Rejected, Unavailable, UnknownUpdater
+from millpond.errors import NullKey, Rejected, SchemaMismatch, Unavailable, UnknownUpdater
 from millpond.ops.free_tasks import FreeTasks
 from millpond.programs.graph import REJECTS, RETURNS, Graph, Method, Task
 from millpond.programs.local import bound
@@ -45,9 +45,17 @@ class DirectReads:
         given = checked(method, arguments)
         runtime = self._client.runtime
         began, (pause, longest) = runtime.now(), AGREE_PAUSE_S
-        known = self._newest
+        known, spec = self._newest, self._spec
         while True:
-            over, state = self._attempt(method, given)
+            try:
+                over, state = self._attempt(spec, method, given)
+            except SchemaMismatch:
+                # It may have other lanes by now: the same code goes on with these.
+                before, spec = spec, self._client.specs(ProgramSpec).get(spec.name, spec)
+                if spec == before:
+                    raise
+                self._spec = spec
+                continue
             if over is not None:
                 if all(turn >= known.get(writer, turn) for writer, turn in state.items()):
                     self._note(state)
@@ -84,10 +92,12 @@ class DirectReads:
         with self._lock:
             self._newest = {}
 
-    def _attempt(self, method: Method, given: Mapping[str, Any]) -> tuple[Token | None, dict[str, Turn]]:
+    def _attempt(
+        self, spec: ProgramSpec, method: Method, given: Mapping[str, Any]
+    ) -> tuple[Token | None, dict[str, Turn]]:
         """How the call ended, and where writers stood; None if what it saw is not of one state."""
-        routed = self._entering(method, given)
-        message = RunTasks(self._spec.name, self._code, method.name)
+        routed = self._entering(spec, method, given)
+        message = RunTasks(spec.name, self._code, method.name, lanes=spec.lanes)
         seen: set[bytes] = set()
         while True:
             tokens = routed
@@ -106,31 +116,29 @@ class DirectReads:
                     map(SliceId, numbers), (Token(*row) for row in zip(*columns, strict=True)), strict=True
                 )
             made = [token for _, token in routed]
-            if self._free.can_run(method, made):
+            if self._free.can_run(method, made, spec.lanes):
                 token, values = self._free.run(method, made)
                 made = [token]
                 if token.task >= 0:
-                    routed = self._routed(method.tasks[token.task], values, token)
+                    routed = self._routed(spec, method.tasks[token.task], values, token)
             for token in made:
                 if token.task in (RETURNS, REJECTS):
                     return token, _state_in(seen)
 
-    def _entering(self, method: Method, given: Mapping[str, Any]) -> Routed:
+    def _entering(self, spec: ProgramSpec, method: Method, given: Mapping[str, Any]) -> Routed:
         first = method.tasks[0]
         values = [given[variable.name] for variable in first.inputs]
         packed = pack(values, [variable.type for variable in first.inputs])
         number = 0 if first.key is None else self._slice_of(given[first.key])
-        return self._routed(first, values, Token(0, number, 0, 0, 0, packed))
+        return self._routed(spec, first, values, Token(0, number, 0, 0, 0, packed))
 
-    def _routed(self, task: Task, values: Sequence[Any], token: Token) -> Routed:
+    def _routed(self, spec: ProgramSpec, task: Task, values: Sequence[Any], token: Token) -> Routed:
         """A call on its way to a task, by all places where that runs."""
         number = 0
         if task.key is not None:
             number = self._slice_of(values[[variable.name for variable in task.inputs].index(task.key)])
         slices = self._client.placement().slices
-        return [
-            (to, token._replace(at=at)) for to, at in places_of(self._spec, task, number, token.entry, slices)
-        ]
+        return [(to, token._replace(at=at)) for to, at in places_of(spec, task, number, token.entry, slices)]
 
     def _slice_of(self, key: Any) -> int:
         if key is None:

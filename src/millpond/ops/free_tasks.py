@@ -23,13 +23,11 @@ class FreeTasks:
         self._graph = graph
         self._bodies = bodies(graph)
 
-    def can_run(self, method: Method, tokens: Sequence[Token]) -> bool:
-        """Whether that is what comes next of a call; where it gathers, of all lanes."""
+    def can_run(self, method: Method, tokens: Sequence[Token], lanes: int) -> bool:
+        """Whether that is what comes next of a call; where it gathers, of all lanes, which are so many."""
         tasks = {token.task for token in tokens}
         task = method.tasks[tokens[0].task] if len(tasks) == 1 and tokens[0].task >= 0 else None
-        return (
-            task is not None and task.field is None and (not task.gathers or len(tokens) == self._graph.lanes)
-        )
+        return task is not None and task.field is None and (not task.gathers or len(tokens) == lanes)
 
     def run(self, method: Method, tokens: Sequence[Token]) -> tuple[Token, Sequence[Any]]:
         """Runs it, and those after it that access nothing: what comes then, and its inputs as they are, or packed where the

@@ -112,8 +112,12 @@ class ProgramCall:
         memory: str | int | None = None,
         history: str = "continue",
         once: str | None = None,
+        version: str = "",
     ) -> None:
-        """`once` is a column of idempotency keys: a call whose key is remembered does nothing, and gives what it gave."""
+        """`once` is a column of idempotency keys: a call whose key is remembered does nothing, and gives what it gave.
+
+        `version` is that of the graph.
+        """
         self.name = check_name(name, "the call's")
         self._client = client
         self._spec = spec
@@ -123,6 +127,7 @@ class ProgramCall:
         self._arguments = dict(arguments)
         self._into = _check_into(into, method)
         self._once = once
+        self._version = version
         self._seconds_max, self._memory_max = seconds_of(limit), bytes_of(memory)
         self._history = check_history(history)
         client.call(Register(spec.name, name, "updater"))
@@ -194,6 +199,7 @@ class ProgramCall:
             self._seconds_max,
             self._memory_max,
             self._once,
+            self._version,
         )
 
     def intake(self, schema: pa.Schema) -> CallIntake:

@@ -24,6 +24,7 @@ from millpond.code.tables import TableSpec
 from millpond.code.windows import WindowCode, aggregates_of
 from millpond.errors import BadOption, BadType, UnknownResident, unknown_state, unknown_table
 from millpond.ops.flow import Flow
+from millpond.ops.migration import migrate_program
 from millpond.ops.transactions import Transactions
 from millpond.ops.window import warn_if_interpreted as warn_of_window
 from millpond.pond.dedup import Dedup, dedup_spec
@@ -35,6 +36,7 @@ from millpond.pond.scaling import autoscale_limits, await_moves, check_at_least_
 from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
 from millpond.pond.window import Window
+from millpond.programs.migrating import Function, Migration
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
 from millpond.stores.windows.shape import NO_KEY, check_columns, columns_needed
@@ -355,13 +357,22 @@ class Pond:
             name: Dedup(self._client, spec) for name, spec in sorted(self._client.specs(DedupSpec).items())
         }
 
-    def program(self, name: str, program: Any) -> Program:
+    def program(
+        self, name: str, program: Any, *, migrate: bool | Mapping[str, bool | Function | Migration] = False
+    ) -> Program:
         """The program of that name, of which the class is the code from now on; made if the pond has none yet.
 
-        Fields that the class has and the program has not are empty. A field that exists must be as it was.
+        Fields that the class has and the program has not are empty. A field that exists must be as it was, and so must the
+        number of lanes; or `migrate` says how what there is becomes what the class has: between two epochs, all of it or nothing.
+        With True entries stay as they are, as far as they fit. Or it says by field what comes of its entries: True, a function of
+        an entry's key and value that returns the new ones, or a `mp.Migration`, also for a new field. What is as the class has it
+        already is not migrated again. With other lanes, what lane l had goes to lane l modulo their number, and is added there.
         """
         graph = graph_of(program)
-        self._client.call(OpenResident(program_spec(name, graph)))
+        spec = program_spec(name, graph)
+        if migrate is not False:
+            migrate_program(self._client, spec, migrate)
+        self._client.call(OpenResident(spec))
         self._programs.append(Program(self._client, self._client.specs(ProgramSpec)[name], graph))
         return self._programs[-1]
 

@@ -14,12 +14,16 @@ from millpond.errors import BadOption
 from millpond.ops.direct import DirectReads
 from millpond.ops.direct_writes import RESULT, DirectWrites, operator_name
 from millpond.ops.program import ProgramCall
-from millpond.programs.entries import entries_in, place_of, value_of
+from millpond.programs.entries import entries_in, name_since, place_of, value_of
 from millpond.programs.graph import Graph, Method
 from millpond.programs.rows import ONCE
 from millpond.wire.base import check_name
+from millpond.wire.epochs import AskTurns
 from millpond.wire.programs import FieldSpec, ProgramSpec, ReadEntries
 from millpond.wire.questions import AskProgress, ResidentProgress
+
+# How often one looks whether containers have heard of a migration.
+LOOK_S = 0.01
 
 
 class Program:
@@ -30,6 +34,8 @@ class Program:
         self._spec = spec
         self.graph = graph
         self._code = msgspec.msgpack.encode(graph)
+        self.version = graph.version
+        """Of this code: `versions` tells which one ran an epoch."""
         self._reads = DirectReads(client, spec, self._code, graph)
         self._direct: dict[tuple[str, bool], DirectWrites] = {}
         self._lock = client.runtime.lock()
@@ -72,6 +78,7 @@ class Program:
             limit=limit,
             memory=memory,
             history=history,
+            version=self.version,
         )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -112,6 +119,7 @@ class Program:
                     into=None if method.returns is None else RESULT,
                     history="shared",
                     once=ONCE if once else None,
+                    version=self.version,
                 )
                 self._direct[method.name, once] = DirectWrites(self._client, call, method, once=once)
             return self._direct[method.name, once]
@@ -127,18 +135,33 @@ class Program:
         """Which operators there are (`updaters`), and how many epochs are visible (`seen`)."""
         return self._client.call(AskProgress(self._spec.name))
 
+    def versions(self, name: str, query: str | None = None) -> dict[int, str]:
+        """Which version of the code ran the last epochs of the operator of that name: by their numbers, 64 at most.
+
+        Of the query that began last, or the one that is named. The pond remembers it, also of processes that are gone.
+        """
+        code = self._client.call(AskTurns(self.name, name)).code
+        turns = list(code.values())[-1:] if query is None else [code.get(query, [])]
+        return {turn.number: version for found in turns for turn, version in found}
+
     def entries(self, field: str) -> dict[Any, Any]:
         """What a field holds: its entries by key, of a partial one those of each lane by its number. For tests and a look.
 
         Each slice is as whole epochs left it; epochs that are decided meanwhile may be in some of them and not in others.
         """
-        spec = self._spec.fields.get(field)
-        if spec is None:
-            known = ", ".join(self._spec.fields)
-            raise BadOption(
-                f"program {self.name!r} has no field {field!r}", hint=f"it has: {known}", option="field"
-            )
-        rows = self._client.read(lambda slices: ReadEntries(self.name, field, slices))
+        while True:
+            # It may have been migrated since this process got it.
+            fields = self._client.specs(ProgramSpec).get(self.name, self._spec).fields
+            spec = fields.get(field)
+            if spec is None:
+                known = ", ".join(fields)
+                raise BadOption(
+                    f"program {self.name!r} has no field {field!r}", hint=f"it has: {known}", option="field"
+                )
+            rows = self._client.read(lambda slices: ReadEntries(self.name, field, slices))
+            if set(rows.column("field").unique().to_pylist()) <= {name_since(field, spec)}:
+                break
+            self._client.runtime.sleep(LOOK_S)
         lanes: dict[int, dict[Any, Any]] = {}
         for batch in rows.to_batches():
             for entry in entries_in(batch):

@@ -18,6 +18,10 @@ RETURNED = ""
 KEYS = "idempotency keys"
 """In place of a field: what is remembered of calls by their keys. No field can have that name."""
 KEYS_SPEC = FieldSpec("partitioned", "map", "string", "binary")
+_SINCE = "@"
+"""Behind the name of a field that a migration has changed, before the revision by which: its entries tell themselves from
+those from before. No field has that in its name.
+"""
 ENTRIES = pa.schema(
     [
         pa.field("field", pa.string(), nullable=False),
@@ -45,6 +49,17 @@ class Entry(NamedTuple):
     n: int | None = None
     b: bytes | None = None
     deleted: bool = False
+
+
+def name_since(field: str, spec: FieldSpec) -> str:
+    """What entries of a field call it."""
+    return f"{field}{_SINCE}{spec.since}" if spec.since else field
+
+
+def field_and_since(name: str) -> tuple[str, int]:
+    """The field, and by which revision it was as the entry has it."""
+    field, _, since = name.partition(_SINCE)
+    return field, int(since or 0)
 
 
 def batch_of(entries: Sequence[Entry]) -> pa.RecordBatch:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from millpond.code.capture import Code
 
@@ -99,6 +102,17 @@ class Graph(NamedTuple):
     serial: bool
     why: tuple[str, ...]
     functions: tuple[Code, ...]
+
+    @property
+    def version(self) -> str:
+        """What tells this code from other code of the program, wherever its file is and on which lines of it."""
+        fields = [field._replace(line=0) for field in self.fields]
+        methods = [
+            method._replace(line=0, tasks=tuple(task._replace(line=0, lines=()) for task in method.tasks))
+            for method in self.methods
+        ]
+        told = (self.lanes, self.max_rounds, fields, methods, self.functions)
+        return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=8).hexdigest()
 
     def field(self, name: str) -> Field:
         return next(field for field in self.fields if field.name == name)

@@ -42,16 +42,16 @@ def total(of: Any = "") -> Any:
     Else a rule: the sum of the values of a range or a window, of the column that is named; nulls are ignored, null if
     nothing is left.
     """
-    return rules.total(of) if isinstance(of, str) else reduce(_plus, of)
+    return rules.total(of) if isinstance(of, str) else reduce(plus, of)
 
 
 def average(of: Collection[T]) -> T:
     """The sum of a Collection's values, divided by how many they are."""
-    whole: Any = reduce(_plus, of)
+    whole: Any = reduce(plus, of)
     return [x / len(of) for x in whole] if isinstance(whole, list) else whole / len(of)  # type: ignore[return-value] # as T
 
 
-def _plus(left: Any, right: Any) -> Any:
+def plus(left: Any, right: Any) -> Any:
     """Lists are added item by item: a shorter one counts as if it went on with zeros."""
     if not isinstance(left, list):
         return left + right

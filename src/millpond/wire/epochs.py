@@ -190,10 +190,13 @@ class CommitEpoch(Call[EpochCommitted], frozen=True, tag=True):
 
 
 class WriterTurns(Message, frozen=True, tag=True):
-    """Of each query of an operator its last turn; and the turns whose outputs are still to be handed over."""
+    """Of each query of an operator its last turn; the turns whose outputs are still to be handed over; and which version of
+    code ran its newest turns, where code comes with them.
+    """
 
     last: dict[Query, Turn]
     owed: dict[Query, Turn]
+    code: dict[Query, list[tuple[Turn, str]]] = msgspec.field(default_factory=dict)
 
 
 class AskTurns(Call[WriterTurns], frozen=True, tag=True):

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from millpond.code.capture import Code
 from millpond.wire.base import Ask, Count, Message, Read, SliceId, Turn, Writer
 from millpond.wire.resident import ResidentSpec
 from millpond.wire.roles import STAGING, Senders
@@ -14,18 +15,30 @@ Lanes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
 
 class FieldSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A field of a program: whether its entries are by key in slices or by lane, its element, and types as DDL."""
+    """A field of a program: whether its entries are by key in slices or by lane, its element, and types as DDL.
+
+    `since` is the revision of the program by which it became so: entries from before are no entries of it.
+    """
 
     kind: Literal["partitioned", "partial"]
     element: Literal["map", "vector", "matrix", "dense"]
     key: str
     value: str
+    since: Count = 0
+
+    def is_like(self, other: FieldSpec) -> bool:
+        """Whether both hold the same, whenever they came to."""
+        return self.words == other.words
+
+    @property
+    def words(self) -> str:
+        return f"{self.kind} {self.element}, {self.key} to {self.value}"
 
 
 class ProgramSpec(ResidentSpec, frozen=True, tag="program", forbid_unknown_fields=True):
     """What a program keeps. Its code is not here: each epoch brings its own. It lives in all slices.
 
-    Lane l of its partial fields lives in the slice `home_of(l)`.
+    Lane l of its partial fields lives in the slice `home_of(l)`. `revision` counts the migrations that it has been through.
     """
 
     kind: ClassVar[str] = "program"
@@ -33,6 +46,7 @@ class ProgramSpec(ResidentSpec, frozen=True, tag="program", forbid_unknown_field
 
     lanes: Lanes
     fields: dict[str, FieldSpec]
+    revision: Count = 0
 
     @property
     def runs_code(self) -> bool:
@@ -52,7 +66,7 @@ class ProgramWork(msgspec.Struct, frozen=True, tag="program", forbid_unknown_fie
 
     `schema` is that of the rows, with a key and their order before them. `into` is the column of results, if they are
     wanted. The calls may run for `seconds_max` in all rounds, and take `memory_max` bytes. Where rows have a column `once`, of
-    idempotency keys, each call comes by the slice of its key.
+    idempotency keys, each call comes by the slice of its key. `version` tells this code from other code of the program.
     """
 
     graph: bytes
@@ -63,6 +77,27 @@ class ProgramWork(msgspec.Struct, frozen=True, tag="program", forbid_unknown_fie
     seconds_max: float | None = None
     memory_max: Count | None = None
     once: str | None = None
+    version: str = ""
+
+
+class FieldMigration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What becomes of the entries of the field `source`: `function` makes other ones of each, `merge` one of two that come to
+    one place. Without them entries stay as they are, and are added.
+    """
+
+    source: str
+    function: Code | None = None
+    merge: Code | None = None
+
+
+class MigrationWork(msgspec.Struct, frozen=True, tag="migration", forbid_unknown_fields=True):
+    """The epoch brings no rows: from it on the program, which is as `before`, is as `after`. These fields are made anew from
+    what there is.
+    """
+
+    before: ProgramSpec
+    after: ProgramSpec
+    fields: dict[str, FieldMigration]
 
 
 class TasksRan(Message, frozen=True, tag=True):
@@ -76,13 +111,14 @@ class TasksRan(Message, frozen=True, tag=True):
 class RunTasks(Ask[TasksRan], frozen=True, tag=True):
     """Calls of a method that only reads follow as one batch grouped by slice: each runs its next tasks here.
 
-    Answers are what comes of them, and the slices for which that is.
+    Answers are what comes of them, and the slices for which that is. `lanes` are as many as whoever asks knows of.
     """
 
     senders: ClassVar[Senders] = STAGING
 
     graph: bytes
     method: str
+    lanes: Lanes = 1
 
 
 class ReadReturned(Read, frozen=True, tag=True):

@@ -12,12 +12,12 @@ from millpond.wire.base import Count, ResidentId
 from millpond.wire.dedups import DedupSpec
 from millpond.wire.groups import GroupSpec, TransactionWork
 from millpond.wire.joins import JoinSpec
-from millpond.wire.programs import ProgramSpec, ProgramWork
+from millpond.wire.programs import MigrationWork, ProgramSpec, ProgramWork
 from millpond.wire.states import RowsWork, StateSpec
 from millpond.wire.windows import WindowSpec, WindowWork
 
 Spec = StateSpec | GroupSpec | WindowSpec | JoinSpec | DedupSpec | ProgramSpec
-Work = RowsWork | TransactionWork | WindowWork | ProgramWork
+Work = RowsWork | TransactionWork | WindowWork | ProgramWork | MigrationWork
 
 
 class Resident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -420,6 +420,19 @@ class Holding(ABC, Generic[_S]):
         """
 
     @staticmethod
+    def after(spec: Any, work: Any) -> Spec:
+        """The spec under which the resident goes on when an epoch with that work is decided; StageLost if it was made for
+        another one.
+        """
+        known: Spec = spec
+        return known
+
+    @staticmethod
+    def version_of(work: Work) -> str:
+        """What tells the code that an epoch brings from other code; empty where it brings none, or nobody asks."""
+        return ""
+
+    @staticmethod
     def without(spec: Any, table: str) -> Spec | None:
         """The spec without that table; None if then there is nothing left. UnknownTable if it has none."""
         raise UnknownTable(f"{spec.name!r} is a {spec.kind}: it has no table {table!r}", table=table)

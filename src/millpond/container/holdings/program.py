@@ -23,13 +23,15 @@ from millpond.container.holdings.base import (
     Size,
 )
 from millpond.container.holdings.keyed import KeyedHolding
-from millpond.container.holdings.program_code import LoadedMethod, method_of
+from millpond.container.holdings.program_code import LoadedMethod, check_code, method_of
+from millpond.container.holdings.program_migrate import Moving, parts_of
 from millpond.container.holdings.program_once import Given
 from millpond.container.holdings.program_read import run_tasks
 from millpond.container.holdings.program_run import EpochCalls
 from millpond.container.holdings.program_store import ProgramDelta, ProgramStore, merged_files
-from millpond.errors import BadMessage, SchemaMismatch, Unavailable
+from millpond.errors import BadMessage, StageLost, Unavailable
 from millpond.programs.entries import ENTRIES, NO_LANE, RETURNED, Entry, batch_of, entries_in
+from millpond.programs.migrating import changed_fields, exists_otherwise
 from millpond.programs.rows import KEY, ROW, in_table
 from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.outputs import in_batches
@@ -37,8 +39,15 @@ from millpond.stores.parts import PARTS
 from millpond.stores.rows import digest_columns
 from millpond.wire.base import Exchange, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
-from millpond.wire.programs import FieldSpec, ProgramSpec, ProgramWork, ReadEntries, ReadReturned, RunTasks
-from millpond.wire.specs import Resident, Spec
+from millpond.wire.programs import (
+    MigrationWork,
+    ProgramSpec,
+    ProgramWork,
+    ReadEntries,
+    ReadReturned,
+    RunTasks,
+)
+from millpond.wire.specs import Resident, Spec, Work
 
 _T = TypeVar("_T")
 # How long one waits for a slice in which code was given up, to put it back.
@@ -84,21 +93,45 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
         """Fields may be added; those that there are stay as they are, also when the code has no use for them any more."""
         if existing is None:
             return spec
-        changed = [name for name, field in spec.fields.items() if existing.fields.get(name, field) != field]
+        changed = changed_fields(spec, existing)
         if changed or spec.lanes != existing.lanes:
-            raise _exists_otherwise(spec, existing, changed)
-        return replace(existing, fields={**existing.fields, **spec.fields})
+            raise exists_otherwise(spec, existing, changed)
+        return replace(existing, fields={**spec.fields, **existing.fields})
+
+    @staticmethod
+    def after(spec: ProgramSpec, work: Work) -> ProgramSpec:
+        if not isinstance(work, MigrationWork):
+            return spec
+        if work.before != spec:
+            raise StageLost(f"program {spec.name!r} has changed since its migration was planned")
+        return work.after
+
+    @staticmethod
+    def version_of(work: Work) -> str:
+        return work.version if isinstance(work, ProgramWork) else ""
+
+    def check_work(self, work: Work) -> None:
+        if not isinstance(work, MigrationWork):
+            super().check_work(work)
 
     def extend(self, resident: Resident) -> None:
-        """The program has gained fields: they are empty."""
-        assert isinstance(resident.spec, ProgramSpec)
+        """The program has gained fields: they are empty. Or it was migrated: that its slices learn by the epoch of it."""
+        spec = resident.spec
+        assert isinstance(spec, ProgramSpec)
+        if spec.revision < self._program.revision:
+            return
         self.resident = resident
         for held in list(self.slices.values()):
             with held.lock:
-                held.store.fields = dict(resident.spec.fields)
+                held.store.extend(spec.fields)
+
+    def _migrated(self, work: Work) -> None:
+        """An epoch is decided: if it is a migration, the program is what that makes of it."""
+        if isinstance(work, MigrationWork) and work.after.revision > self._program.revision:
+            self.resident = replace(self.resident, spec=work.after)
 
     def new_store(self) -> ProgramStore:
-        return ProgramStore(self._program.fields)
+        return ProgramStore(self._program.fields, self._program.revision)
 
     def concerns(self, counts: Sequence[Sequence[int]], number: SliceId) -> bool:
         """An epoch without rows for a slice has outputs there, too: none."""
@@ -110,7 +143,7 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
     def merged(self, files: Sequence[pa.RecordBatch], whole: bool) -> pa.RecordBatch:
         return merged_files(files, whole)
 
-    def columns_of(self, names: Sequence[str], work: ProgramWork) -> pa.Schema:
+    def columns_of(self, names: Sequence[str], work: ProgramWork | MigrationWork) -> pa.Schema:
         return ENTRIES
 
     # Calls in
@@ -130,7 +163,7 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
     def run(self, record: Record, rounds: RoundsOf) -> Ready:
         """Runs the calls, with all others that run some of them. An error leaves the entries as they were."""
         work = record.work
-        assert isinstance(work, ProgramWork)
+        assert isinstance(work, ProgramWork | MigrationWork)
         slices = dict(self.slices)
         for held in slices.values():
             with held.lock:
@@ -138,8 +171,14 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
                 assert held.undecided is None, "an epoch is undecided"
                 held.undecided = put_back
         try:
+            if isinstance(work, MigrationWork):
+                Moving(work, slices, self.pond_slices, self.means).run(rounds)
+                lines = {number: held.store.changed() for number, held in slices.items()}
+                made = record._replace(parts=parts_of(lines, self.pond_slices), came=record.rows)
+                return Ready(made, Ran(dict.fromkeys(slices, NOTHING)))
             what = f"method {work.method!r} of program {self.name!r}"
             method = self.means.limits.run(what, lambda: method_of(work))
+            check_code(method.graph, self._program)
             calls = EpochCalls(self._program, method, work, slices, self.pond_slices, self.means)
             calls.run(record, rounds)
             calls.remember()
@@ -191,6 +230,7 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
 
     def apply(self, ready: Ready) -> int:
         record, outputs = ready.record, ready.made.outputs
+        self._migrated(record.work)
         for number, held in list(self.slices.items()):
             with held.lock:
                 if held.has_seen(record.writer, record.turn):
@@ -198,20 +238,23 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
                 with held.changing(record.writer, record.turn):
                     held.store.settle()
                     held.store.outputs.keep(record.writer, record.turn, _kept(outputs[number]))
-                    held.dirty = True
+                    self._changed(held, record.work)
                 held.undecided = None
                 held.load.rows_updated += len(outputs[number])
         self._calls += record.rows
         return record.rows
 
     def replay(self, record: Record, slices: Mapping[SliceId, HeldSlice[ProgramStore]]) -> int:
-        rows = 0
+        rows, work = 0, record.work
+        self._migrated(work)
         for number, held in slices.items():
             with held.lock:
                 if held.has_seen(record.writer, record.turn):
                     continue
                 held.check_whole()
                 with held.changing(record.writer, record.turn):
+                    if isinstance(work, MigrationWork):
+                        held.store.switch(work.after.fields, work.after.revision)
                     outputs = NOTHING
                     for part in record.parts:
                         start = int(part.counts[:number].sum(dtype=np.int64))
@@ -221,10 +264,16 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
                             else:
                                 held.store.put(entry)
                     held.store.outputs.keep(record.writer, record.turn, outputs)
-                    held.dirty = True
+                    self._changed(held, work)
                 rows += len(outputs)
         self._calls += rows
         return rows
+
+    def _changed(self, held: HeldSlice[ProgramStore], work: Work) -> None:
+        held.dirty = True
+        if isinstance(work, MigrationWork):
+            # Entries of before need not lie in its files for ever.
+            held.write_anew()
 
     def forget(self, writers: Sequence[str]) -> None:
         super().forget(writers)
@@ -325,24 +374,3 @@ def _stream(rows: pa.Table) -> bytes:
         stream.write_table(rows)
     data: bytes = sink.getvalue().to_pybytes()
     return data
-
-
-def described(spec: ProgramSpec, names: Sequence[str]) -> str:
-    def field(name: str) -> str:
-        known: FieldSpec | None = spec.fields.get(name)
-        return f"{name}: " + (
-            "none" if known is None else f"{known.kind} {known.element}, {known.key} to {known.value}"
-        )
-
-    return ", ".join([f"lanes={spec.lanes}", *map(field, names)])
-
-
-def _exists_otherwise(spec: ProgramSpec, existing: ProgramSpec, changed: Sequence[str]) -> SchemaMismatch:
-    was, wanted = described(existing, changed), described(spec, changed)
-    return SchemaMismatch(
-        f"program {spec.name!r} exists otherwise\n  existing:  {was}\n  requested: {wanted}",
-        hint="fields may be added, and no others changed: give the field another name, or the program",
-        resident=spec.name,
-        existing=was,
-        requested=wanted,
-    )

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from millpond.errors import BadMessage
+from millpond.errors import BadMessage, SchemaMismatch
 from millpond.programs.bodies import Body, bodies
 from millpond.programs.graph import Graph, Method, Task
 from millpond.programs.rows import ERROR, ROW, arrow_type
 from millpond.programs.values import inner_of
-from millpond.wire.programs import ProgramWork
+from millpond.wire.programs import FieldSpec, ProgramSpec, ProgramWork
 
 
 class LoadedTask(NamedTuple):
@@ -76,6 +76,21 @@ def graph_of(data: bytes) -> Graph:
         return msgspec.msgpack.decode(data, type=Graph)
     except msgspec.DecodeError as error:
         raise BadMessage(f"a program could not be read: {error}") from None
+
+
+def check_code(graph: Graph, spec: ProgramSpec) -> None:
+    """SchemaMismatch if the code is for fields as they are not, or not any more. How many lanes there are is no matter of it."""
+    for field in graph.fields:
+        own = FieldSpec(field.kind, field.element, field.key, field.value)
+        known = spec.fields.get(field.name)
+        if known is None or not own.is_like(known):
+            raise SchemaMismatch(
+                f"program {spec.name!r} has changed: its field {field.name!r} is no more as this code has it",
+                hint=f"nothing was changed; get it again, by the class as it is now: pond.program({spec.name!r}, Class)",
+                resident=spec.name,
+                existing="none" if known is None else known.words,
+                requested=own.words,
+            )
 
 
 @lru_cache(maxsize=64)

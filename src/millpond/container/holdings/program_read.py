@@ -9,11 +9,11 @@ import msgspec
 import pyarrow as pa
 
 from millpond.container.holdings.base import HeldSlice, Means
-from millpond.container.holdings.program_code import method_of
+from millpond.container.holdings.program_code import check_code, method_of
 from millpond.container.holdings.program_run import EpochCalls, Made, T
 from millpond.container.holdings.program_store import ProgramStore
 from millpond.container.holdings.program_watch import Watch
-from millpond.errors import BadMessage, Moved
+from millpond.errors import BadMessage, Moved, SchemaMismatch, Unavailable
 from millpond.programs.elements import Element
 from millpond.programs.tokens import TOKENS, Routed, Token, sliced
 from millpond.programs.tracking import Tracked
@@ -64,6 +64,12 @@ class ReadingCalls(EpochCalls):
             with held.lock:
                 held.asking.discard(self)
                 held.check_whole()
+                if held.store.revision != self._spec.revision:
+                    raise Unavailable(
+                        f"program {self._spec.name!r} is being migrated",
+                        hint="try again in a moment",
+                        address="",
+                    )
                 self._seen.add(msgspec.msgpack.encode(sorted(held.vector.items())))
                 for token, values in inputs:
                     with self._leaving_as_it_is(held.store, token):
@@ -91,6 +97,14 @@ def run_tasks(
         method = method_of(work)
         if not method.method.read_only:
             raise BadMessage(f"{message.method} of program {spec.name} does not only read")
+        check_code(method.graph, spec)
+        if message.lanes != spec.lanes:
+            raise SchemaMismatch(
+                f"program {spec.name!r} has {spec.lanes} lanes, and not {message.lanes} any more",
+                resident=spec.name,
+                existing=f"lanes={spec.lanes}",
+                requested=f"lanes={message.lanes}",
+            )
         with watch.running():
             return ReadingCalls(spec, method, work, slices, pond_slices, means, watch).ran(rows)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.errors import Unavailable
 from millpond.programs.decided import Place
 from millpond.programs.entries import (
     ENTRIES,
@@ -18,6 +19,8 @@ from millpond.programs.entries import (
     Entry,
     batch_for,
     entries_in,
+    field_and_since,
+    name_since,
     place_of,
     value_of,
 )
@@ -45,8 +48,12 @@ class ProgramDelta(NamedTuple):
 class ProgramStore:
     """Fields by name; of partial ones, the lanes that live here."""
 
-    def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
+    def __init__(self, fields: Mapping[str, FieldSpec], revision: int = 0) -> None:
         self.fields = dict(fields)
+        self.revision = revision
+        """Of the program, as this slice has it."""
+        self.next: ProgramStore | None = None
+        """What a migration that is not decided makes of fields."""
         self.outputs = Outputs()
         self.parts: dict[tuple[str, int], Tracked] = {}
         self.keys_looked = 0
@@ -67,12 +74,17 @@ class ProgramStore:
 
     def changed(self) -> list[pa.RecordBatch]:
         """What the epoch that is not decided has changed, as entries."""
-        return self._batches((key, tracked.changed()) for key, tracked in self.parts.items())
+        own = self._batches((key, tracked.changed()) for key, tracked in self.parts.items())
+        return own if self.next is None else own + self.next.changed()
 
     def _batches(
         self, found: Iterable[tuple[tuple[str, int], list[tuple[Place, Any]]]]
     ) -> list[pa.RecordBatch]:
-        return [batch_for(field, self.spec(field), lane, items) for (field, lane), items in found if items]
+        return [
+            batch_for(name_since(field, self.spec(field)), self.spec(field), lane, items)
+            for (field, lane), items in found
+            if items
+        ]
 
     @property
     def touched(self) -> set[tuple[str, int]]:
@@ -80,20 +92,55 @@ class ProgramStore:
         return {part for part, tracked in self.parts.items() if tracked.old}
 
     def settle(self) -> None:
+        if self.next is not None:
+            made, self.next = self.next, None
+            self.switch(made.fields, made.revision)
+            self.parts |= made.parts
         for tracked in self.parts.values():
             tracked.settle()
 
+    def switch(self, fields: Mapping[str, FieldSpec], revision: int) -> None:
+        """A migration was decided: what it makes anew begins empty. One that is known already changes nothing."""
+        if revision <= self.revision:
+            return
+        made = {name for name, spec in fields.items() if spec.since > self.revision}
+        self.parts = {part: tracked for part, tracked in self.parts.items() if part[0] not in made}
+        self.fields = {**self.fields, **fields}
+        self.revision = revision
+
+    def extend(self, fields: Mapping[str, FieldSpec]) -> None:
+        """The program has gained fields, which are empty. Those that a migration changes do so where that is applied."""
+        self.fields = {**fields, **self.fields}
+
     def put_back(self, parts: Iterable[tuple[str, int]] | None = None) -> None:
         """Undoes the epoch that is not decided: all of it, or in these parts."""
+        if parts is None:
+            self.next = None
         for part in self.parts if parts is None else parts:
             self.parts[part].put_back()
 
     def put(self, entry: Entry) -> None:
         """An entry as a decided epoch left it."""
-        spec = self.spec(entry.field)
-        tracked, place = self.part(entry.field, entry.lane), place_of(spec, entry)
+        found = self._put(entry)
+        if found is not None:
+            tracked, place = found
+            tracked.dirty.add(place)
+
+    def _put(self, entry: Entry) -> tuple[Tracked, Place] | None:
+        """Where it is now; nowhere, if a later migration has made its field anew."""
+        field, since = field_and_since(entry.field)
+        spec = self.spec(field)
+        if since < spec.since:
+            return None
+        if since > spec.since:
+            raise Unavailable(
+                f"the field {field!r} was migrated, and its container has not heard of it",
+                hint="try again in a moment",
+                address="",
+            )
+        tracked, place = self.part(field, entry.lane), place_of(spec, entry)
         tracked.put(place, value_of(spec, entry))
-        tracked.dirty.add(place)
+        return tracked, place
 
     def forget(self, writers: Sequence[str]) -> None:
         for writer in writers:
@@ -126,7 +173,7 @@ class ProgramStore:
         self.outputs.clean()
 
     def copy(self) -> ProgramStore:
-        other = ProgramStore(self.fields)
+        other = ProgramStore(self.fields, self.revision)
         other.parts = {key: tracked.copy() for key, tracked in self.parts.items()}
         other.outputs = self.outputs.copy()
         return other
@@ -149,9 +196,7 @@ class ProgramStore:
             elif kind == "entries":
                 for each in rows.to_batches():
                     for entry in entries_in(each):
-                        spec = self.spec(entry.field)
-                        place, value = place_of(spec, entry), value_of(spec, entry)
-                        self.part(entry.field, entry.lane).put(place, value)
+                        self._put(entry)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant does not hold. For tests."""
