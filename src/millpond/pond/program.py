@@ -12,7 +12,7 @@ import msgspec
 from millpond.client.client import Client
 from millpond.errors import BadOption
 from millpond.ops.direct import DirectReads
-from millpond.ops.direct_writes import RESULT, DirectWrites, operator_name
+from millpond.ops.direct_writes import RESULT, DirectWrites, as_name, column_of, operator_name
 from millpond.ops.program import ProgramCall
 from millpond.programs.entries import entries_in, name_since, place_of, value_of
 from millpond.programs.graph import Graph, Method
@@ -52,7 +52,7 @@ class Program:
         self,
         method: str,
         *,
-        name: str = "calls",
+        name: str | None = None,
         into: str | None = None,
         limit: str | float | timedelta | None = None,
         memory: str | int | None = None,
@@ -64,7 +64,7 @@ class Program:
         `columns` say by which columns the method's parameters are given, as in `user="user_id"`; one that has the parameter's
         own name need not be told, and one with a default may be left out. The rows come back with what was returned in the
         column `into`. `limit` and `memory` are what the calls of an epoch may take in a container. `name` is the operator's, for
-        ever; `history` as for `State.update`.
+        ever: the method's, if none is given; `history` as for `State.update`.
         """
         found = self._method(method)
         return ProgramCall(
@@ -72,7 +72,7 @@ class Program:
             self._spec,
             self._code,
             found,
-            name,
+            as_name(found.name) if name is None else name,
             _arguments(found, columns),
             into=into,
             limit=limit,
@@ -115,7 +115,7 @@ class Program:
                     self._code,
                     method,
                     operator_name(method.name),
-                    {parameter.name: parameter.name for parameter in method.parameters},
+                    {parameter.name: column_of(parameter.name) for parameter in method.parameters},
                     into=None if method.returns is None else RESULT,
                     history="shared",
                     once=ONCE if once else None,

@@ -192,7 +192,7 @@ class _Translated:
             value = self.source.functions[self.name].__globals__.get(ast.unparse(default), default)
         try:
             return fit(value, kind)
-        except (TypeError, OverflowError):
+        except (TypeError, ValueError, OverflowError):
             raise self.source.refuse(
                 default, f"the default of {argument.arg} is no {kind}", f"write a {kind}, or None", self.name
             ) from None
