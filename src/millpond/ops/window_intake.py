@@ -251,7 +251,7 @@ class WindowIntake:
         spans: list[tuple[int, int, int]] = []
         for number, time in enumerate(distinct.tolist()):
             try:
-                windows = [(int(start), int(end)) for start, end in assign(time)]
+                pairs = [(_whole(start), _whole(end)) for start, end in assign(time)]
             except OF_THE_MACHINE:
                 raise
             except OF_USER_CODE as error:
@@ -260,7 +260,8 @@ class WindowIntake:
                     hint="a function (time) -> [(start, end), ...] gives pairs of whole numbers",
                     rule=code.name,
                 ) from None
-            for start, end in windows:
+            # A row is in a window or it is not, however often that is said.
+            for start, end in dict.fromkeys(pairs):
                 if not TIME_MIN <= start < end <= TIME_MAX:
                     raise RuleFailed(
                         f"{code.name!r} gave the window [{start}, {end}), which is none",
@@ -339,6 +340,13 @@ class WindowIntake:
         chosen = firsts[:count]
         longs = [rows.starts[chosen], *([rows.ends[chosen]] if is_assigned else [])]
         return rows.keys.take(chosen), longs, layout.to_arrow(cells)
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if number != value:
+        raise ValueError(f"{value!r} is no whole number")
+    return number
 
 
 def _same_key(rows: int) -> Keys:
