@@ -217,6 +217,42 @@ def test_the_first_and_last_sliding_windows_of_all_are_cut(pond: Pond, aggregate
         assert set(rows.column("m").to_pylist()) == {4}
 
 
+@pytest.mark.parametrize("aggregate", [mp.count("v"), mp.median("v")])
+@pytest.mark.parametrize("made", [mp.tumbling(10), mp.tumbling(10, offset=3), mp.sliding(30, 10)])
+def test_the_first_windows_of_all_have_the_edges_that_others_have(
+    pond: Pond, made: Any, aggregate: Any
+) -> None:
+    times = [LEAST, LEAST + 1, LEAST + 7, LEAST + 8, LEAST + 9, LEAST + 25]
+    operator = window(pond, window=made, aggregate={"m": aggregate}).over()
+    fired = operator(pa.table({"k": [1] * 6, "ts": times, "v": times}), 0).to_pylist()
+    fired += operator.finish().to_pylist()
+    found = {(row["window_start"], row["window_end"], row["m"]) for row in fired}
+    size, slide = made.size, made.slide or made.size
+    starts = {
+        start
+        for t in times
+        for start in range((t - made.offset) // slide * slide + made.offset, t - size, -slide)
+    }
+    expected = set()
+    for start in starts:
+        own = [t for t in times if start <= t < start + size]
+        value = (
+            len(own)
+            if aggregate.name == "count"
+            else float((own[(len(own) - 1) // 2] + own[len(own) // 2]) / 2)
+        )
+        expected.add((max(start, LEAST), start + size, value))
+    assert found == expected
+
+
+def test_the_first_window_of_a_join(pond: Pond) -> None:
+    join = pond.join("j", key="k long", left="a long", right="b long", window=mp.tumbling(10))
+    join.left(at="ts")(pa.table({"k": [1, 1], "ts": [LEAST, LEAST + 8], "a": [1, 2]}), 0)
+    fired = join.right(at="ts")(pa.table({"k": [1, 1], "ts": [LEAST + 7, LEAST + 60], "b": [3, 4]}), 0)
+    (pair,) = fired.to_pylist()
+    assert (pair["window_start"], pair["window_end"], pair["a"], pair["b"]) == (LEAST, LEAST + 8, 1, 3)
+
+
 @pytest.mark.parametrize("aggregate", [mp.count(), mp.median("v")])
 def test_a_session_that_ends_with_time(pond: Pond, aggregate: Any) -> None:
     operator = window(pond, window=mp.session(5, ends_when=is_seven), aggregate={"m": aggregate}).over()

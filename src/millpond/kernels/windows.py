@@ -35,6 +35,15 @@ def pane_starts(times: Longs, size: int, offset: int, out: Longs) -> None:
 
 
 @jit
+def last_ends(times: Longs, size: int, slide: int, offset: int, out: Longs) -> None:
+    """The end of the last window that each time falls into; clamped where that lies behind all time."""
+    for i in range(times.shape[0]):
+        t = times[i]
+        left = size - (t % slide - offset) % slide
+        out[i] = t + left if t <= np.int64(2**63 - 1) - left else np.int64(2**63 - 1)
+
+
+@jit
 def fold_longs(
     groups: Longs, values: Longs, valid: NDArray[np.uint8], op: int, width: int, c: int, cells: Longs
 ) -> None:

@@ -191,11 +191,9 @@ class WindowIntake:
         if window.kind in ("tumbling", "sliding"):
             starts = np.empty(len(times), np.int64)
             kernel.pane_starts(times, self.shape.pane, window.offset, starts)
-            if window.kind == "tumbling":
-                return starts, _later(starts, window.size)
-            last = np.empty(len(times), np.int64)
-            kernel.pane_starts(times, window.slide, window.offset, last)
-            return starts, _later(last, window.size)
+            ends = np.empty(len(times), np.int64)
+            kernel.last_ends(times, window.size, window.slide or window.size, window.offset, ends)
+            return starts, ends
         if window.kind == "session":
             return times, self._session_ends(times, values)
         if window.kind == "assigned":
@@ -321,7 +319,8 @@ class WindowIntake:
             lowest, highest = int(rows.starts.min()), int(rows.starts.max())
             length = max(self.shape.pane, 1)
             pane_count = (highest - lowest) // length + 1
-            if pane_count > max(len(ids), 16):
+            # The first pane of all is known by the first time, and may end sooner than others.
+            if pane_count > max(len(ids), 16) or lowest == TIME_MIN:
                 values, panes = np.unique(rows.starts, return_inverse=True)
                 panes, pane_count = np.ascontiguousarray(panes.reshape(-1)), len(values)
             else:
