@@ -35,6 +35,15 @@ def pane_starts(times: Longs, size: int, offset: int, out: Longs) -> None:
 
 
 @jit
+def last_ends(times: Longs, size: int, slide: int, offset: int, out: Longs) -> None:
+    """The end of the last window that each time falls into; clamped where that lies behind all time."""
+    for i in range(times.shape[0]):
+        t = times[i]
+        left = size - (t % slide - offset) % slide
+        out[i] = t + left if t <= np.int64(2**63 - 1) - left else np.int64(2**63 - 1)
+
+
+@jit
 def fold_longs(
     groups: Longs, values: Longs, valid: NDArray[np.uint8], op: int, width: int, c: int, cells: Longs
 ) -> None:
@@ -361,9 +370,18 @@ def percentiles(
             low = int(np.floor(place))
             high = min(low + 1, e - b - 1)
             weight = place - low
-            out[g] = values[b + low]
-            if weight != 0.0:
-                out[g] += (values[b + high] - values[b + low]) * weight
+            lower, upper = values[b + low], values[b + high]
+            out[g] = lower
+            if weight != 0.0 and lower != upper:
+                # The difference of numbers may be beyond all numbers where what lies between them is not.
+                between = lower + (upper - lower) * weight
+                out[g] = between if np.isfinite(upper - lower) else lower * (1.0 - weight) + upper * weight
+
+
+@inlined
+def _is_limited(start: int, longest: int) -> bool:
+    """Whether a part that begins there has to end before time does."""
+    return bool(longest > 0 and start <= np.int64(2**63 - 1) - longest)
 
 
 @jit
@@ -380,18 +398,18 @@ def cut(
         fresh = i == 0 or groups[i] != groups[i - 1] or was_cut
         if not fresh:
             apart = t > stops[p] if touching else t >= stops[p]
-            fresh = apart or (longest > 0 and t - starts[p] >= longest)
+            fresh = apart or (_is_limited(starts[p], longest) and t >= starts[p] + longest)
         if fresh:
             p = count
             count += 1
             starts[p] = t
             stops[p] = t
         stop = ends[i]
-        if longest > 0 and stop - starts[p] > longest:
-            stop = starts[p] + longest
+        if _is_limited(starts[p], longest):
+            stop = min(stop, starts[p] + longest)
         stops[p] = max(stops[p], stop)
         was_cut = cuts[i] != 0
         if was_cut:
-            stops[p] = t + 1
+            stops[p] = t + 1 if t < np.int64(2**63 - 1) else t
         part_of[i] = p
     return count
