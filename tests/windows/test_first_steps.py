@@ -136,6 +136,17 @@ def test_keys_that_are_none(pond: Pond, keys: Any) -> None:
     assert window.now(["ann"]).num_rows == 1
 
 
+@pytest.mark.parametrize("make", [lambda: mp.session(5, ends_when="what"), lambda: mp.windows(3)])
+def test_what_is_no_function_is_told_what_to_give(make: Any) -> None:
+    with pytest.raises(BadOption, match=r"is no .* function") as caught:
+        make()
+    assert caught.value.hint == "give a plain Python function"  # no rule of Millpond's will do
+
+
+def test_a_pond_is_shown_by_its_address(pond: Pond) -> None:
+    assert repr(pond) == f"<pond at {pond.address}>"
+
+
 def test_explain_says_it_in_whole_sentences(pond: Pond) -> None:
     window = views(pond, aggregate={"a": mp.median("ms"), "b": mp.collect("ms")}, value="ms long")
     assert "a, b need all rows" in window.explain()

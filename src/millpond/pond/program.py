@@ -83,8 +83,11 @@ class Program:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A method of the program, to be called directly: see `ask`."""
-        if name.startswith("_") or name not in {method.name for method in self.graph.methods}:
-            raise AttributeError(f"a program has no attribute {name!r}, and this one no such method")
+        methods = [method.name for method in self.graph.methods]
+        if name.startswith("_") or name not in methods:
+            raise AttributeError(
+                f"a program has no attribute {name!r}, and {self._spec.name!r} no such method: it has {', '.join(methods)}"
+            )
         return partial(self.ask, name)
 
     def ask(self, method: str, /, *values: Any, idempotency_key: str | None = None, **arguments: Any) -> Any:
