@@ -48,6 +48,9 @@ class Program:
     def place(self) -> tuple[str, None]:
         return self._spec.name, None
 
+    def __repr__(self) -> str:
+        return f"<program {self.name}: {', '.join(method.name for method in self.graph.methods)}>"
+
     def call(
         self,
         method: str,
