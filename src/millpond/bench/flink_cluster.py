@@ -77,19 +77,15 @@ class Job:
             raise RuntimeError("Flink's job ended before it should")
         return told
 
-    def sums(self, vertex: str, of: tuple[str, ...]) -> dict[str, int]:
-        """Of the metrics of a vertex whose names end so: each summed up over its subtasks. None before it has begun."""
+    def metrics(self, vertex: str, of: tuple[str, ...], taken: str = "sum") -> dict[str, int]:
+        """Of the metrics of a vertex whose names end so: of each the sum over its subtasks, or `min`. None before it has begun."""
         path = f"{self._path}/vertices/{vertex}/subtasks/metrics"
         names = [metric["id"] for metric in call(self._port, path) if metric["id"].endswith(of)]
         if not names:
             return {}
         query = ",".join(urllib.parse.quote(name) for name in names)
-        return {each["id"]: int(each["sum"]) for each in call(self._port, f"{path}?get={query}&agg=sum")}
-
-    def watermark(self, vertex: str) -> int:
-        """The lowest of those that have come to its subtasks; far below zero before they have."""
-        told = call(self._port, f"{self._path}/vertices/{vertex}/watermarks")
-        return min((int(each["value"]) for each in told), default=-(2**63))
+        told = call(self._port, f"{path}?get={query}&agg={taken}")
+        return {each["id"]: int(float(each[taken])) for each in told}
 
     def stop(self, savepoint: Path) -> None:
         """Ends the job with a savepoint, which is what completes the files that it writes."""

@@ -103,7 +103,7 @@ def wait_for_answers(job: Job, wanted: int) -> None:
     seen = 0
     while seen < wanted:
         time.sleep(POLL_S)
-        sums = job.sums(join, (".numRecordsOut",))
+        sums = job.metrics(join, (".numRecordsOut",))
         seen = next((sum_ for name, sum_ in sums.items() if "TemporalJoin" in name), 0)
         patience.see(seen)
         job.look()
