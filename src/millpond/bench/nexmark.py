@@ -5,6 +5,8 @@ is the time from when the timed files are there until everything is answered, an
 Spark's, its workers', and a pond's containers'. Rates are medians of the rounds, with the lowest and the highest beside
 them. Machines are slower in one minute than in the next: ratios are between runs of the same round, and of those the median.
 Every run's rows of answers are counted, hashed and compared; a run that answers wrongly ends the benchmark.
+
+Flink, where it is asked for, has the same rows in files of its own: `nexmark_flink` tells what that changes.
 """
 
 from __future__ import annotations
