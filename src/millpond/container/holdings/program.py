@@ -23,7 +23,7 @@ from millpond.container.holdings.base import (
     Size,
 )
 from millpond.container.holdings.keyed import KeyedHolding
-from millpond.container.holdings.program_code import LoadedMethod, method_of
+from millpond.container.holdings.program_code import LoadedMethod, check_state, method_of
 from millpond.container.holdings.program_once import Given
 from millpond.container.holdings.program_read import run_tasks
 from millpond.container.holdings.program_run import EpochCalls
@@ -141,6 +141,7 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
         try:
             what = f"method {work.method!r} of program {self.name!r}"
             method = self.means.limits.run(what, lambda: method_of(work))
+            check_state(self._program, method)
             calls = EpochCalls(self._program, method, work, slices, self.pond_slices, self.means)
             calls.run(record, rounds)
             calls.remember()

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from millpond.errors import BadMessage
+from millpond.errors import BadMessage, SchemaMismatch
 from millpond.programs.bodies import Body, bodies
+from millpond.programs.entries import field_specs
 from millpond.programs.graph import Graph, Method, Task
 from millpond.programs.rows import ERROR, ROW, arrow_type
 from millpond.programs.values import inner_of
-from millpond.wire.programs import ProgramWork
+from millpond.wire.programs import FieldSpec, ProgramSpec, ProgramWork
 
 
 class LoadedTask(NamedTuple):
@@ -36,6 +37,8 @@ class LoadedMethod(NamedTuple):
     graph: Graph
     method: Method
     tasks: tuple[LoadedTask, ...]
+    fields: dict[str, FieldSpec]
+    """What the fields of the program are, as the code has them."""
 
     @property
     def levels(self) -> int:
@@ -71,6 +74,22 @@ def method_of(work: ProgramWork) -> LoadedMethod:
     return methods[work.method]
 
 
+def check_state(spec: ProgramSpec, method: LoadedMethod) -> None:
+    """SchemaMismatch unless the code is of the state that is here: the program may have been forgotten, and made anew."""
+    graph = method.graph
+    if graph.lanes == spec.lanes and all(
+        spec.fields.get(field) == its for field, its in method.fields.items()
+    ):
+        return
+    raise SchemaMismatch(
+        f"program {spec.name!r} is another than when this code was opened: its lanes or fields are others now",
+        hint="open it again, with the class that fits: pond.program(name, Class)",
+        resident=spec.name,
+        existing=f"lanes={spec.lanes}",
+        requested=f"lanes={graph.lanes}",
+    )
+
+
 def graph_of(data: bytes) -> Graph:
     try:
         return msgspec.msgpack.decode(data, type=Graph)
@@ -82,11 +101,13 @@ def graph_of(data: bytes) -> Graph:
 def _loaded(data: bytes) -> dict[str, LoadedMethod]:
     graph = graph_of(data)
     loaded = bodies(graph)
+    fields = field_specs(graph)
     return {
         method.name: LoadedMethod(
             graph,
             method,
             tuple(_loaded_task(task, loaded[method.name, task.number]) for task in method.tasks),
+            fields,
         )
         for method in graph.methods
     }

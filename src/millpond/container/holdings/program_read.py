@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from millpond.container.holdings.base import HeldSlice, Means
-from millpond.container.holdings.program_code import method_of
+from millpond.container.holdings.program_code import check_state, method_of
 from millpond.container.holdings.program_run import EpochCalls, Made, T
 from millpond.container.holdings.program_store import ProgramStore
 from millpond.container.holdings.program_watch import Watch
@@ -95,6 +95,7 @@ def run_tasks(
 
     def run() -> Answer[TasksRan]:
         method = method_of(work)
+        check_state(spec, method)
         if not method.method.read_only:
             raise BadMessage(f"{message.method} of program {spec.name} does not only read")
         with watch.running():

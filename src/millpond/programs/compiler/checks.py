@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from millpond.programs.compiler.accesses import Accesses, field_in, writes_in
 from millpond.programs.compiler.names import REJECT
 from millpond.programs.compiler.source import ProgramSource
-from millpond.programs.compiler.split import changed_names, view_names
+from millpond.programs.compiler.split import changed_names, is_view, view_names
 from millpond.programs.compiler.types import SET, Types, join
 from millpond.programs.values import SCALARS
 
@@ -46,21 +46,62 @@ def check_rejects(source: ProgramSource, accesses: Accesses, body: list[ast.stmt
     return found
 
 
-def check_aliases(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:
-    """A list or vector that has two names, and is changed by one, would be two of them in another task."""
+def check_aliases(
+    source: ProgramSource,
+    accesses: Accesses,
+    body: list[ast.stmt],
+    types: Types,
+    temporary: Collection[str],
+    of_helpers: Collection[str],
+) -> None:
+    """A list or vector that has two names, and is changed by one, would be two of them in another task.
+
+    A temporary variable is no such name: nobody reads it once it was given on. Nor are those of a helper, then. But
+    where they hold a row of the state they are: whoever changes it must name it.
+    """
     changed = {name for statement in body for name in changed_names(statement)}
-    for node in (inner for statement in body for inner in ast.walk(statement)):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=own)], value=value):
-                for other in _same_as(value):
-                    kind = types.names.get(other, "")
-                    if {own, other} & changed and own != other and kind not in (*SCALARS, "null"):
-                        raise source.refuse(
-                            node,
-                            f"{own} and {other} are the same {kind or 'object'}, which is changed by one of the names",
-                            f"make a copy: {own} = {other}.copy()",
-                            accesses.method,
-                        )
+    assigned = [
+        (node, node.targets[0].id, _same_as(node.value), is_view(node.value, accesses))
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    ]
+    given: dict[str, set[str]] = {}
+    for _, own, others, _ in assigned:
+        given.setdefault(own, set()).update(others)
+    rows = {own for _, own, _, is_row in assigned if is_row}
+    while True:
+        found = rows | {own for own, others in given.items() if others & rows}
+        if found == rows:
+            break
+        rows = found
+    passing, gone = set(temporary) - rows, set(of_helpers) - rows
+    taken: dict[str, set[str]] = {}
+
+    def behind(name: str, seen: frozenset[str]) -> set[str]:
+        """The names that a value may have which came by a temporary variable."""
+        if name in seen or not (name in passing or (seen and name in gone)):
+            return {name} - seen
+        return set[str]().union(*(behind(other, seen | {name}) for other in given.get(name, ())))
+
+    for node, own, others, _ in assigned:
+        if own in passing and own not in changed:
+            continue
+        same: set[str] = set()
+        for other in others:
+            same |= behind(other, frozenset())
+            if other in passing:
+                same |= taken.setdefault(other, set())
+                taken[other].add(own)
+        for other in sorted(same - {own}):
+            kind = types.names.get(other, "")
+            if {own, other} & changed and kind not in (*SCALARS, "null"):
+                raise source.refuse(
+                    node,
+                    f"{own} and {other} are the same {kind or 'object'}, which is changed by one of the names",
+                    f"make a copy: {own} = {other}.copy()",
+                    accesses.method,
+                )
 
 
 def _same_as(node: ast.expr) -> set[str]:
