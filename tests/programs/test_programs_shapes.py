@@ -346,6 +346,13 @@ ALIASES = """
                 found = self.lists[k]
             return found
 """
+
+
+def shortened(items: list[int]) -> list[int]:
+    del items[3:]
+    return items
+
+
 MINE = "\n            mine.append(3)\n            self.lists[k] = mine\n            return mine + xs"
 VECTOR = "\n            v[3] += 1\n            self.vectors[k] = v\n            self.n[k] = 1\n            return v.keys()"
 
@@ -356,12 +363,14 @@ VECTOR = "\n            v[3] += 1\n            self.vectors[k] = v\n            
         "mine = self._plain(k)" + MINE,
         "mine = self._built(k)" + MINE,
         "mine = self.lists[k] if self.n[k] > 0 else []" + MINE,
+        "mine = [self.n[x] for x in xs]" + MINE,
+        "some = shortened(xs)\n            self.n[k] += len(some)\n            return some + xs",
         "v = self.vectors[k] if self.n[k] > 0 else mp.Vector()" + VECTOR,
     ],
 )
 def test_what_a_helper_or_an_expression_gives_may_be_changed(body: str) -> None:
     calls: list[Call] = [("go", {"k": n % 2, "xs": [n]}) for n in range(5)]
-    both(define(ALIASES.format("            " + body)), calls)
+    both(define(ALIASES.format("            " + body), shortened=shortened), calls)
 
 
 @pytest.mark.parametrize(
@@ -371,8 +380,17 @@ def test_what_a_helper_or_an_expression_gives_may_be_changed(body: str) -> None:
         ("w = [1]\n            mine = (self.lists[k] or w) if self.n[k] > 0 else []" + MINE, "mine and w"),
         ("mine = other = [self.n[k]]" + MINE, "other and mine"),
         ("other = self._plain(k)\n            mine = other" + MINE, "mine and other"),
+        ("mine, other = xs, self.n[k]" + MINE, "mine and xs"),
+        ("mine: list[int] = xs" + MINE, "mine and xs"),
+        ("mine = self.lists.get(k, xs)" + MINE, "mine and xs"),
+        ("mine = max(xs, [1])" + MINE, "mine and xs"),
+        ("mine = shortened(xs)" + MINE, "mine and xs"),
+        (
+            "mine = xs\n            shortened(mine)\n            self.n[k] += 1\n            return mine + xs",
+            "mine and xs",
+        ),
     ],
 )
 def test_two_names_of_the_method_are_told(body: str, names: str) -> None:
     with pytest.raises(BadProgram, match=f"{names} are the same"):
-        define(ALIASES.format("            " + body))
+        define(ALIASES.format("            " + body), shortened=shortened)

@@ -231,7 +231,7 @@ class Expressions(Asking):
         return {n: name(self.fresh(n), node) for g in node.generators for n in bound_names(g.target)}
 
     def comprehension(self, node: ast.ListComp | ast.GeneratorExp, out: list[ast.stmt]) -> ast.expr:
-        own = self.fresh("values")
+        own = self.passing("values")
         targets = self.own_targets(node)
         add = ast.Call(ast.Attribute(name(own, node), "append", ast.Load()), [node.elt], [])
         body: ast.stmt = placed(ast.Expr(add), node)
