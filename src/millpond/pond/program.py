@@ -14,12 +14,12 @@ from millpond.errors import BadOption
 from millpond.ops.direct import DirectReads
 from millpond.ops.direct_writes import RESULT, DirectWrites, as_name, column_of, operator_name
 from millpond.ops.program import ProgramCall
-from millpond.programs.entries import entries_in, name_since, place_of, value_of
+from millpond.programs.entries import entries_in, field_specs, name_since, place_of, value_of
 from millpond.programs.graph import Graph, Method
 from millpond.programs.rows import ONCE
 from millpond.wire.base import check_name
 from millpond.wire.epochs import AskTurns
-from millpond.wire.programs import FieldSpec, ProgramSpec, ReadEntries
+from millpond.wire.programs import ProgramSpec, ReadEntries
 from millpond.wire.questions import AskProgress, ResidentProgress
 
 # How often one looks whether containers have heard of a migration.
@@ -188,10 +188,7 @@ class Program:
 
 
 def program_spec(name: str, graph: Graph) -> ProgramSpec:
-    fields = {
-        field.name: FieldSpec(field.kind, field.element, field.key, field.value) for field in graph.fields
-    }
-    return ProgramSpec(name=check_name(name, "the program"), lanes=graph.lanes, fields=fields)
+    return ProgramSpec(name=check_name(name, "the program"), lanes=graph.lanes, fields=field_specs(graph))
 
 
 def graph_of(program: Any) -> Graph:

@@ -108,7 +108,7 @@ class _Translated:
         self.types.infer(self.body)
         self.rejects = checks.check_rejects(source, accesses, self.body)
         check_escapes(source, accesses, self.body, self.types)
-        checks.check_aliases(source, accesses, self.body, self.types)
+        checks.check_aliases(source, accesses, self.body, self.types, normal.temporary, normal.of_helpers)
         checks.check_order(source, accesses, self.body, self.types)
         checks.check_values(source, accesses, self.body, self.types)
         self.views = view_names(self.body, accesses)
