@@ -81,9 +81,9 @@ def graph_of(data: bytes) -> Graph:
 def check_code(graph: Graph, spec: ProgramSpec) -> None:
     """SchemaMismatch if the code is for fields as they are not, or not any more. How many lanes there are is no matter of it."""
     for field in graph.fields:
-        own = FieldSpec(field.kind, field.element, field.key, field.value)
         known = spec.fields.get(field.name)
-        if known is None or not own.is_like(known):
+        if known is None or (known.kind, known.element, known.key, known.value) != field[1:5]:
+            own = FieldSpec(field.kind, field.element, field.key, field.value)
             raise SchemaMismatch(
                 f"program {spec.name!r} has changed: its field {field.name!r} is no more as this code has it",
                 hint=f"nothing was changed; get it again, by the class as it is now: pond.program({spec.name!r}, Class)",
