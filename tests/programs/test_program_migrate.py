@@ -6,6 +6,7 @@ import random
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from test_program_plain import Recommender, draw_recommender, entries
@@ -14,10 +15,12 @@ import millpond as mp
 from millpond.durable.crashpoints import SimulatedCrash, armed, counted
 from millpond.errors import BadOption, ProgramFailed, SchemaMismatch
 from millpond.ops import migration
+from millpond.programs.migrating import merged, order_of
 from millpond.programs.plain import state_of
 from millpond.programs.slicing import slice_of
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
+from millpond.wire.programs import FieldSpec
 
 SLICES = 8
 
@@ -239,6 +242,54 @@ def test_a_migration_that_fails_changes_nothing() -> None:
             assert "migrate" in refused.value.hint or "sales" in refused.value.hint
         assert check(pond) == "old"
         pond.validate()
+
+
+@pytest.mark.parametrize(
+    ("element", "kind", "old", "new", "both"),
+    [
+        ("vector", "double", 1.0, 2.0, 3.0),
+        ("map", "long", 1, 2, 3),
+        ("map", "array<long>", [1, 2], [3], [4, 2]),
+        ("map", "vector", mp.Vector([1.0]), mp.Vector([2.0, 1.0]), mp.Vector([3.0, 1.0])),
+        ("map", "double", None, 2.0, 2.0),
+        ("dense", "double", np.array([1.0]), np.array([1.0, 2.0]), np.array([2.0, 2.0])),
+        ("map", "string", "a", "b", None),
+        ("map", "boolean", True, False, None),
+        ("map", "array<string>", ["a"], ["b"], None),
+        ("map", "long", (1 << 63) - 1, 1, None),
+    ],
+)
+def test_what_is_added(element: Any, kind: str, old: Any, new: Any, both: Any) -> None:
+    spec = FieldSpec("partial", element, "long", kind)
+    if both is None:
+        with pytest.raises((TypeError, OverflowError)):
+            merged(None, spec, old, new)
+    else:
+        found = merged(None, spec, old, new)
+        assert np.array_equal(found, both) if element == "dense" else found == both
+    assert np.array_equal(merged(lambda left, right: left, spec, old, new), old) or element == "map"
+
+
+def test_old_entries_come_in_order_of_their_places() -> None:
+    for places in ([-(1 << 63), -1, 0, 5, (1 << 63) - 1], ["", "a", "ab", "b", "\u00e4", "\U0001f600"]):
+        assert [order_of(place) for place in places] == sorted(map(order_of, places))
+    pairs = [(-1, 7), (0, -3), (0, 2), (4, -9)]
+    assert [order_of(place) for place in pairs] == sorted(map(order_of, pairs))
+
+
+def test_programs_with_nothing_in_them() -> None:
+    files = LossyFiles(3)
+    with LocalPond(files, containers=2, slices=SLICES, backups=1) as pond:
+        pond.coordinator.maintain()
+        pond.program("shop", Shop)
+        assert pond.program("shop", NewShop, migrate=CHANGES).entries("stock") == {}
+        pond.hosting.kill(1)
+        pond.coordinator.recover(1)
+        assert pond.program("shop", NewShop).sell(what=1, count=2) == 2
+    with LocalPond(files.crash(), containers=1, slices=SLICES) as pond:
+        # One that there is not yet is made as the class has it.
+        assert pond.program("other", NewShop, migrate=CHANGES)._spec.revision == 0
+        assert pond.program("shop", NewShop).entries("sales") == {1: 2}
 
 
 def test_somebody_else_was_first(monkeypatch: pytest.MonkeyPatch) -> None:

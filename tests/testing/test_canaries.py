@@ -346,7 +346,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "slices are let go before the new owner has a backup": (
-        15,
+        22,
         [Edit(Placing, "_demote", "self.backups.take_in(slices, grounds)", "pass")],
     ),
     "a promotion forgets what was not known as decided": (
@@ -533,10 +533,18 @@ PROGRAMS: dict[str, tuple[int, list[Edit]]] = {
             Edit(
                 ProgramStore,
                 "put",
-                "tracked.put(place, value_of(spec, entry))",
-                "entry.lane < 0 and tracked.put(place, value_of(spec, entry))",
+                "found = self._put(entry)",
+                "found = self._put(entry) if entry.lane < 0 else None",
             )
         ],
+    ),
+    "what a migration made is not logged": (
+        26,
+        [Edit(ProgramStore, "changed", "own + self.next.changed()", "own")],
+    ),
+    "what was before a migration stays": (
+        72,
+        [Edit(ProgramStore, "switch", "if part[0] not in made", "")],
     ),
     "calls of a slice run in no order": (
         2,

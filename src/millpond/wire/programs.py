@@ -28,7 +28,12 @@ class FieldSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def is_like(self, other: FieldSpec) -> bool:
         """Whether both hold the same, whenever they came to."""
-        return self.words == other.words
+        return (self.kind, self.element, self.key, self.value) == (
+            other.kind,
+            other.element,
+            other.key,
+            other.value,
+        )
 
     @property
     def words(self) -> str:

@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from millpond.errors import BadMessage, SchemaMismatch
 from millpond.programs.bodies import Body, bodies
-from millpond.programs.entries import field_specs
 from millpond.programs.graph import Graph, Method, Task
 from millpond.programs.rows import ERROR, ROW, arrow_type
 from millpond.programs.values import inner_of
-from millpond.wire.programs import ProgramSpec, ProgramWork
+from millpond.wire.programs import FieldSpec, ProgramSpec, ProgramWork
 
 
 class LoadedTask(NamedTuple):
@@ -81,11 +80,12 @@ def graph_of(data: bytes) -> Graph:
 
 def check_code(graph: Graph, spec: ProgramSpec) -> None:
     """SchemaMismatch if the code is for fields as they are not, or not any more. How many lanes there are is no matter of it."""
-    for name, own in field_specs(graph).items():
-        known = spec.fields.get(name)
-        if known is None or not own.is_like(known):
+    for field in graph.fields:
+        known = spec.fields.get(field.name)
+        if known is None or (known.kind, known.element, known.key, known.value) != field[1:5]:
+            own = FieldSpec(field.kind, field.element, field.key, field.value)
             raise SchemaMismatch(
-                f"program {spec.name!r} has changed: its field {name!r} is no more as this code has it",
+                f"program {spec.name!r} has changed: its field {field.name!r} is no more as this code has it",
                 hint=f"nothing was changed; get it again, by the class as it is now: pond.program({spec.name!r}, Class)",
                 resident=spec.name,
                 existing="none" if known is None else known.words,

@@ -31,6 +31,8 @@ DRAWN = 0.5
 """Of seeds, so many have a program."""
 EPOCHS_MIN = 4
 REPLAYING, CHECKPOINTING, LOOKING = 0.25, 0.15, 0.3
+RELANED = 0.4
+"""Of programs, so many get other numbers of lanes between their epochs."""
 
 
 class Call(NamedTuple):
@@ -39,11 +41,12 @@ class Call(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """An epoch of one operator: the calls that each of its tasks stages."""
+    """An epoch of one operator: the calls that each of its tasks stages. Or, with `lanes`, the program gets so many."""
 
     operator: str
     number: int
     parts: list[list[Call]]
+    lanes: int = 0
 
     @property
     def calls(self) -> list[Call]:
@@ -161,8 +164,14 @@ class ProgramModel:
         items: dict[tuple[int, int], float] = defaultdict(float)
         pairs: dict[int, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
         seen: dict[int, int] = defaultdict(int)
+        lanes = self.lanes
         for turn in self.turns:
             given = []
+            if turn.lanes:
+                lanes, before, pairs = turn.lanes, pairs, defaultdict(lambda: defaultdict(float))
+                for number, lane in before.items():
+                    for place, count in lane.items():
+                        pairs[number % lanes][place] += count
             for user, item in turn.calls:
                 row = {i: x for (u, i), x in items.items() if u == user}
                 if turn.operator.endswith("ask"):
@@ -175,7 +184,7 @@ class ProgramModel:
                     given.append(1000 * seen[item] + int(sum(products)))
                     continue
                 for other in row:
-                    pairs[lane_of(user, self._slices, self.lanes)][item, other] += 1
+                    pairs[lane_of(user, self._slices, lanes)][item, other] += 1
                 items[user, item] += 1
                 seen[item] += 1
                 given.append(1000 * seen[item] + len(row))
@@ -187,6 +196,10 @@ class ProgramModel:
                     "seen": {i: count for i, count in seen.items() if count},
                 }
             )
+
+    def lanes_for(self, place: int) -> int:
+        """How many lanes there are when that turn is over."""
+        return next((turn.lanes for turn in reversed(self.turns[: place + 1]) if turn.lanes), self.lanes)
 
     def cut(self) -> None:
         """The epochs that have begun stay, and some more."""
@@ -222,7 +235,13 @@ def draw_program(chance: Random, name: str, slices: int) -> ProgramModel:
         ]
         turns.append(Turn(operator, counts[operator], parts))
         counts[operator] += 1
-    return ProgramModel(name, chance.randint(1, 4), slices, turns)
+    lanes = chance.randint(1, 4)
+    # By a chance of its own: what else is drawn stays as it is.
+    own = Random(repr(turns))
+    if own.random() < RELANED:
+        for number in range(own.randint(1, 3)):
+            turns.insert(own.randint(1, len(turns)), Turn("lanes", number, [], own.randint(1, 4)))
+    return ProgramModel(name, lanes, slices, turns)
 
 
 class ProgramCaller(App):
@@ -238,7 +257,7 @@ class ProgramCaller(App):
 
     def work(self, pond: Pond, process: Process) -> None:
         model = self.model
-        opened, calls = open_program(pond, model)
+        opened, calls = open_program(pond, model, model.acknowledged)
         while model.acknowledged < len(model.turns):
             self.pause(process, self._pause_s)
             place = model.acknowledged
@@ -248,6 +267,13 @@ class ProgramCaller(App):
                 pond.checkpoint()
             turn = model.turns[place]
             users = {call.user for call in turn.calls}
+            if turn.lanes:
+                self.say(f"gives {model.name} {turn.lanes} lanes", users)
+                # Operators from before go on.
+                opened, _ = open_program(pond, model, place)
+                self.linger(process, self._chance, killed=0.3)
+                model.acknowledged = place + 1
+                continue
             self.say(f"begins epoch {turn.number} of {turn.operator}: {turn.parts}", users)
             given = commit(pond, calls[turn.operator], turn, self._chance)
             self.say(f"epoch {turn.number} of {turn.operator} returned {given}", users)
@@ -258,8 +284,9 @@ class ProgramCaller(App):
                 model.check(contents(opened))
 
 
-def open_program(pond: Pond, model: ProgramModel) -> tuple[Program, dict[str, ProgramCall]]:
-    opened = pond.program(model.name, program(model.lanes))
+def open_program(pond: Pond, model: ProgramModel, place: int) -> tuple[Program, dict[str, ProgramCall]]:
+    """With as many lanes as it has when the turn at that place is over."""
+    opened = pond.program(model.name, program(model.lanes_for(place)), migrate=True)
     calls = {
         f"{model.name}_{method}": opened.call(method, into="given", name=f"{model.name}_{method}")
         for method in ("note", "ask")
@@ -301,6 +328,8 @@ def replay(
 ) -> None:
     """An epoch that was acknowledged is asked for again. The newest of an operator is always kept."""
     turn = model.turns[place]
+    if turn.lanes:
+        return
     later = [each for each in model.turns[place + 1 : model.acknowledged] if each.operator == turn.operator]
     try:
         model.take(place, commit(pond, calls[turn.operator], turn, chance))
@@ -321,7 +350,7 @@ class ProgramChecker(App):
 
     def work(self, pond: Pond, process: Process) -> None:
         for model in self._models:
-            opened, calls = open_program(pond, model)
+            opened, calls = open_program(pond, model, len(model.turns))
             model.check(contents(opened))
             for place in range(max(0, len(model.turns) - 3), len(model.turns)):
                 replay(pond, model, calls, place, self._chance)
