@@ -124,6 +124,9 @@ def test_arguments_that_do_not_fit_name_their_column(odd: Program) -> None:
     for values in (pa.array([1.5]), pa.array([2**64 - 1], pa.uint64())):
         with pytest.raises(WrongType, match="'by'"):
             put(pa.table({"key": [1], "by": values}), 0)
+    for into in (5, ""):
+        with pytest.raises(BadOption, match="not the name of a column"):
+            odd.call("add", into=into)  # type: ignore[arg-type] # that is the point
     with pytest.raises(BadOption, match="surrogates"):
         odd.complain(1, HALF)
 

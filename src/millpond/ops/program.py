@@ -292,6 +292,10 @@ class ReturnedRows(NamedTuple):
 
 
 def _check_into(into: str | None, method: Method) -> str | None:
+    if into is not None and (not isinstance(into, str) or not into):
+        raise BadOption(
+            f"into={into!r} is not the name of a column", hint='for example into="result"', option="into"
+        )
     if into is not None and method.returns is None:
         raise BadOption(
             f"into={into!r}, but {method.name} returns nothing", hint="leave into= out", option="into"
