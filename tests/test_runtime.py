@@ -143,3 +143,12 @@ def test_a_signal_is_waited_for_as_long_as_it_takes_and_no_longer(run: Callable[
         assert not signal.wait(0)
 
     run(check)
+
+
+def test_no_room_for_a_thread_is_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(MemoryError):
+        Threads().map(lambda item: item, [1, 2])

@@ -112,7 +112,10 @@ class Threads:
             self._running.difference_update(futures)
         else:
             with ThreadPoolExecutor(len(items)) as pool:
-                futures = [pool.submit(work, item) for item in items]
+                try:
+                    futures = [pool.submit(work, item) for item in items]
+                except RuntimeError as error:  # there is no room for a thread's stack
+                    raise MemoryError(str(error)) from None
         return [future.result() for future in futures]
 
     def spawn(self, work: Callable[[], object], name: str) -> None:

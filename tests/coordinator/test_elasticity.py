@@ -13,6 +13,7 @@ import pytest
 from millpond.coordinator import placement
 from millpond.coordinator.elasticity import (
     AT_ONCE_MAX,
+    MEMORY_TRIES_MAX,
     REMEMBERED,
     TRIES_MAX,
     Elasticity,
@@ -23,12 +24,13 @@ from millpond.coordinator.homes import Homes
 from millpond.coordinator.loads import Room
 from millpond.coordinator.migrations import Watch
 from millpond.coordinator.records import PondRecord
-from millpond.errors import BadOption, MillpondError, NoTaskSlots, Unavailable
+from millpond.errors import BadOption, MillpondError, NoTaskSlots, OutOfMemory, Unavailable
 from millpond.runtime import Serial
 from millpond.wire.base import SliceId
 
 _NONE: Mapping[SliceId, int] = MappingProxyType({})
 AWAY = Unavailable("away", address="")
+FULL = OutOfMemory("full", what="a slice")
 
 
 def numbers(*slices: int) -> list[SliceId]:
@@ -183,17 +185,18 @@ def test_a_move_that_fails_is_tried_again() -> None:
     assert pond.owners[0] == 1
 
 
-def test_a_move_that_always_fails_is_given_up_and_says_why() -> None:
+@pytest.mark.parametrize(("error", "tries"), [(AWAY, TRIES_MAX), (FULL, MEMORY_TRIES_MAX)])
+def test_a_move_that_always_fails_is_given_up_and_says_why(error: MillpondError, tries: int) -> None:
     pond = Pond()
 
     def hinder(stage: str) -> None:
-        raise AWAY
+        raise error
 
     pond.hindrance = hinder
     (ticket,) = pond.elasticity.move(numbers(0), to=1)
-    assert (ticket.stage, ticket.tries) == ("failed", TRIES_MAX)
+    assert (ticket.stage, ticket.tries) == ("failed", tries)
     (info,) = pond.elasticity.moves()
-    assert (info.error, info.is_over) == ("away", True)
+    assert (info.error, info.is_over) == (error.message, True)
     assert info.seconds == pytest.approx(pond.runtime.now())
     pond.hindrance = lambda stage: None
     (again,) = pond.elasticity.move(numbers(0), to=1)

@@ -14,7 +14,7 @@ from millpond.coordinator.memory import Memory
 from millpond.coordinator.migrations import Migrations, Watch
 from millpond.coordinator.records import PondRecord
 from millpond.coordinator.slices import Slices
-from millpond.errors import BadOption, MillpondError, NoRoom, Unavailable
+from millpond.errors import BadOption, MillpondError, NoRoom, OutOfMemory, Unavailable
 from millpond.runtime import Runtime
 from millpond.wire.base import SliceId
 from millpond.wire.moves import Cause, MoveInfo, Stage
@@ -23,7 +23,8 @@ AT_ONCE_MAX = 2
 """Moves under way at the same time."""
 REMEMBERED = 256
 """Moves that are over."""
-TRIES_MAX = 20
+TRIES_MAX, MEMORY_TRIES_MAX = 20, 5
+"""Of a move, and of one for which somebody had not enough memory: waiting rarely helps there."""
 RETRY_S = (0.1, 5.0)
 SHARES = {"waiting": 0.0, "copying": 0.05, "catching up": 0.9, "switching": 0.95, "moved": 1.0}
 """How much of a move is done when a stage begins."""
@@ -302,7 +303,9 @@ class Elasticity:
                 ticket.tries += not is_outdated
                 if ticket.cancelled or self._closed:
                     ticket.stage = "cancelled"
-                elif isinstance(ticket.error, NoRoom) or ticket.tries >= TRIES_MAX:
+                elif isinstance(ticket.error, NoRoom) or ticket.tries >= (
+                    MEMORY_TRIES_MAX if isinstance(ticket.error, OutOfMemory) else TRIES_MAX
+                ):
                     ticket.stage = "failed"
                 else:
                     ticket.stage = "waiting"
