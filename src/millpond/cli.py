@@ -285,7 +285,9 @@ def bench(
     ] = None,
     flink: Annotated[
         bool,
-        typer.Option("--flink", help="Measure Flink too, for adcamp: installed for itself on first use."),
+        typer.Option(
+            "--flink", help="Measure Flink too, for adcamp and nexmark: installed for itself on first use."
+        ),
     ] = False,
     query: Annotated[
         list[str] | None,

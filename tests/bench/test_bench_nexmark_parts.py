@@ -38,10 +38,13 @@ def test_parts_are_measured_beside_rocksdb_and_shown(
 ) -> None:
     pytest.importorskip("rocksdict")
     monkeypatch.setattr(nexmark_parts, "QUICK", TINY)
+    monkeypatch.setattr(nexmark_parts, "WATCHES_S", 0.002)
     results = nexmark_parts.run(True, lambda _: None)
     assert [(each["part"], each["system"]) for each in results] == [
         ("stores", "millpond"),
         ("stores", "rocksdb"),
+        ("checkpoints", "millpond"),
+        ("checkpoints", "millpond"),
         ("budget", "millpond"),
         ("budget", "rocksdb"),
         ("ratio", "millpond"),
@@ -53,15 +56,19 @@ def test_parts_are_measured_beside_rocksdb_and_shown(
         assert each["store"]["write_s"] > 0
         assert each["store"]["read_s"] > 0
         assert each["fired_p95_ms"] >= each["fired_p50_ms"] > 0
-    over, ratio = results[2], results[4]
+    none, some, over, ratio = *results[2:5], results[6]
+    assert (none["checkpoints"], some["checkpoints"]) == (0, 5)
+    assert some["checkpoint_mb"] > 0
+    assert some["vs_none"] == some["rows_per_s"] / none["rows_per_s"]
     assert over["spilled_mb_max"] > 0
-    assert over["vs_rocksdb"] == over["rows_per_s"] / results[3]["rows_per_s"]
+    assert over["vs_rocksdb"] == over["rows_per_s"] / results[5]["rows_per_s"]
     assert 0 < ratio["hit_ratio"] <= 1
     assert ratio["means"]["ratio"] == 0.02
     print_table("nexmark", results)
     shown = capsys.readouterr().out
     assert all(
-        f"nexmark: {part}, by Arrow tables" in shown for part in ("stores", "budget", "ratio", "growth")
+        f"nexmark: {part}, by Arrow tables" in shown
+        for part in ("stores", "checkpoints", "budget", "ratio", "growth")
     )
     pytest.importorskip("matplotlib")
     assert [file.name for file in plot(tmp_path / "nexmark", "nexmark", results)] == [

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 pytest.importorskip("duckdb")
 pytest.importorskip("redis")
 from millpond import cli
-from millpond.bench import adcamp, adcamp_flink
+from millpond.bench import adcamp, adcamp_flink, flink_environment
 from millpond.errors import BadOption, MillpondError
 
 
@@ -39,7 +39,7 @@ def test_adcamp_is_told_of_the_option_before_anything_runs(monkeypatch: pytest.M
     def refuse(progress: object) -> Path:
         raise MillpondError("no Flink today")
 
-    monkeypatch.setattr(adcamp_flink, "prepare", refuse)
+    monkeypatch.setattr(flink_environment, "prepare", refuse)
     monkeypatch.setattr(adcamp, "spark_session", lambda name: pytest.fail("Spark was started"))
     ended = CliRunner().invoke(cli.app, ["bench", "adcamp", "--quick", "--flink"])
     assert isinstance(ended.exception, MillpondError)
@@ -50,22 +50,26 @@ def test_adcamp_is_told_of_the_option_before_anything_runs(monkeypatch: pytest.M
 
 
 def test_this_python_is_taken_where_it_is_suitable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adcamp_flink.shutil, "which", lambda name: f"/some/{name}")
+    monkeypatch.setattr(flink_environment.shutil, "which", lambda name: f"/some/{name}")
     for minor in (11, 12):
         monkeypatch.setattr(
-            adcamp_flink, "sys", SimpleNamespace(version_info=(3, minor, 1), executable="/this")
+            flink_environment, "sys", SimpleNamespace(version_info=(3, minor, 1), executable="/this")
         )
-        assert adcamp_flink.find_python() == "/this"
-    monkeypatch.setattr(adcamp_flink, "sys", SimpleNamespace(version_info=(3, 14, 1), executable="/this"))
-    assert adcamp_flink.find_python() == "/some/python3.12"
+        assert flink_environment.find_python() == "/this"
+    monkeypatch.setattr(
+        flink_environment, "sys", SimpleNamespace(version_info=(3, 14, 1), executable="/this")
+    )
+    assert flink_environment.find_python() == "/some/python3.12"
 
 
 def test_no_suitable_python_is_said_kindly(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    monkeypatch.setattr(adcamp_flink, "sys", SimpleNamespace(version_info=(3, 14, 1), executable="/this"))
-    monkeypatch.setattr(adcamp_flink.shutil, "which", lambda name: None)
+    monkeypatch.setattr(
+        flink_environment, "sys", SimpleNamespace(version_info=(3, 14, 1), executable="/this")
+    )
+    monkeypatch.setattr(flink_environment.shutil, "which", lambda name: None)
     said: list[str] = []
     with pytest.raises(MillpondError, match=r"needs Python 3\.11 or 3\.12, and there is none") as caught:
-        adcamp_flink.prepare(said.append)
+        flink_environment.prepare(said.append)
     assert "leave --flink out" in caught.value.hint
     assert said == []
 
@@ -81,14 +85,14 @@ def test_a_failed_install_is_said_kindly_and_leaves_nothing_to_trust(
         (cache / "millpond" / "flink-venv").mkdir(parents=True)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(adcamp_flink.subprocess, "run", run)
+    monkeypatch.setattr(flink_environment.subprocess, "run", run)
     said: list[str] = []
     for _ in range(2):
         with pytest.raises(
             MillpondError, match=r"could not install apache-flink==2\.3\.\*: ERROR: No matching"
         ):
-            adcamp_flink.prepare(said.append)
-        assert adcamp_flink.installed_python() is None
+            flink_environment.prepare(said.append)
+        assert flink_environment.installed_python() is None
     assert said[0].startswith("installing apache-flink==2.3.* into ")
 
 
@@ -102,13 +106,13 @@ def test_an_environment_is_made_once_and_again_for_another_release(
         (cache / "millpond" / "flink-venv").mkdir(parents=True, exist_ok=True)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(adcamp_flink.subprocess, "run", run)
+    monkeypatch.setattr(flink_environment.subprocess, "run", run)
     python = cache / "millpond" / "flink-venv" / "bin" / "python"
     for _ in range(2):
-        assert adcamp_flink.prepare(lambda line: None) == python
+        assert flink_environment.prepare(lambda line: None) == python
     assert [command[2] for command in commands] == ["venv", "pip"]
-    monkeypatch.setattr(adcamp_flink, "REQUIREMENT", "apache-flink==9.9.*")
-    assert adcamp_flink.prepare(lambda line: None) == python
+    monkeypatch.setattr(flink_environment, "REQUIREMENT", "apache-flink==9.9.*")
+    assert flink_environment.prepare(lambda line: None) == python
     assert commands[-1][-1] == "apache-flink==9.9.*"
 
 
@@ -120,8 +124,8 @@ def test_a_failed_job_tells_its_cause(monkeypatch: pytest.MonkeyPatch, tmp_path:
     trace = (
         "Traceback\n  File x\nJavaError: o1\n\tat a.b\nCaused by: A\nCaused by: B: no space\n\t... 4 more\n"
     )
-    assert adcamp_flink.cause(trace) == "Caused by: B: no space"
-    assert adcamp_flink.cause("") == ""
+    assert flink_environment.cause(trace) == "Caused by: B: no space"
+    assert flink_environment.cause("") == ""
 
 
 # Files
@@ -178,7 +182,7 @@ def test_answers_come_back_from_all_files(tmp_path: Path) -> None:
 
 @pytest.fixture
 def flink() -> Path:
-    python = adcamp_flink.installed_python()
+    python = flink_environment.installed_python()
     if python is None:
         pytest.skip("Flink's environment is not there: `millpond bench adcamp --flink` makes it")
     return python
@@ -195,7 +199,7 @@ def test_flink_gives_the_answers_of_duckdb(flink: Path) -> None:
         {"view": np.arange(900), "ad": random.integers(0, 55, 900), "ts": random.integers(0, 500, 900)}
     )
     done = adcamp_flink.run_flink(flink, versions, views, 3, 100)
-    adcamp._compare("flink", done.answers, adcamp.expected(versions, views))
+    adcamp.compare("flink", done.answers, adcamp.expected(versions, views))
     assert done.rows_per_s > 0
     assert done.rows_per_cpu_s > 0
 

@@ -18,12 +18,13 @@ from millpond.container.layout import MANIFEST, incarnation_of, is_directory, te
 from millpond.coordinator.journal import Journal
 from millpond.coordinator.migrations import PAUSES_S
 from millpond.durable.crashpoints import armed
-from millpond.errors import CorruptFile, MillpondError, Unavailable
+from millpond.errors import CorruptFile, MillpondError, StageLost, Unavailable
 from millpond.runtime import Serial
 from millpond.testing import LossyFiles, Oracle
 from millpond.testing.local import LocalPond
+from millpond.wire.backups import Dismiss, Enlist
 from millpond.wire.base import SliceId
-from millpond.wire.house import LetGo
+from millpond.wire.house import LetGo, Release
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "durability"))
 import crashes
@@ -733,6 +734,66 @@ def test_a_disk_that_is_lost_in_the_middle_of_a_switch_takes_nothing_with_it() -
     scene.check()
     scene = scene.reopened()
     scene.check()
+
+
+def overtaken(lock: Any, happens: Callable[[], object]) -> Any:
+    """A lock for which somebody waits, for the first time, until that has happened."""
+    waiting = [happens]
+
+    class Overtaken:
+        def __enter__(self) -> None:
+            if waiting:
+                waiting.pop()()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+        def acquire(self, *, timeout: float = -1) -> bool:
+            return bool(lock.acquire(timeout=timeout))
+
+        def release(self) -> None:
+            lock.release()
+
+    return Overtaken()
+
+
+def test_what_waits_for_a_lock_until_it_is_too_late_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice leaves, and whoever comes to serve it rests on what it left."""
+    scene = made(2, epochs=2)
+    service, order = scene.pond.hosting.services[0], scene.coordinator._slices.order
+    late, slices = order(), scene.record.slices_of(0)
+    before = service.checkpoints.named()
+
+    def leaves() -> None:
+        service._here.place(Release(order(), slices))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.checkpoints, "lock", overtaken(service.checkpoints.lock, leaves))
+        with pytest.raises(StageLost):
+            service._here.place(LetGo(late, [service.log.directory], []))
+    assert service.core.owned == set()
+    assert service.checkpoints.named() == before
+    assert set(slices) <= set(service.checkpoints.grounds)
+
+
+def test_a_backup_that_is_enlisted_anew_is_not_dismissed_by_what_came_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = made(2, epochs=2)
+    number, (holder,) = next(iter(scene.holders().items()))
+    service, order = scene.pond.hosting.services[holder], scene.coordinator._slices.order
+    late = order()
+
+    def enlisted() -> None:
+        service._here.place(Enlist(order(), [number]))
+
+    checkpoints = service.backups.checkpoints
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "lock", overtaken(checkpoints.lock, enlisted))
+        with pytest.raises(StageLost):
+            service._here.place(Dismiss(late, [number]))
+    assert number in service.backups.core.owned
 
 
 def test_a_slice_that_comes_rests_on_no_record_that_is_older() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from millpond.errors import MillpondError, Moved, Unavailable
 from millpond.ops import committing
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
@@ -21,3 +22,25 @@ def test_an_owner_without_rows_hears_of_the_epoch(monkeypatch: pytest.MonkeyPatc
     pond.coordinator.place([0 if number == own else 1 for number in range(4)])
     feed(pa.table({"k": [1], "t": [2], "v": [2]}), 1)
     assert state.progress().update == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(Moved("it is elsewhere", slice_id=1), False), (Unavailable("it is away", address=""), True)],
+)
+def test_only_a_backup_that_fails_is_told(
+    error: MillpondError, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A slice that moves while it is copied has its backup at the next try."""
+    pond = LocalPond(LossyFiles(), containers=2, slices=4, backups=1)
+
+    def fails() -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pond.coordinator.elasticity, "replicate", fails)
+        pond.coordinator.maintain()
+    assert [record.message for record in caplog.records if "fewer backups" in record.message] == (
+        [f"slices have fewer backups than they should: {error}"] if told else []
+    )
+    pond.close()

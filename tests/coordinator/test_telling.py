@@ -7,11 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from millpond.code.tables import TableSpec
+from millpond.coordinator import catalogue
 from millpond.coordinator.telling import news_of
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
+from millpond.wire.dedups import DedupSpec
 from millpond.wire.groups import GroupSpec
 from millpond.wire.house import AddResident, Advance, DropResident
 from millpond.wire.specs import Resident
@@ -60,3 +63,13 @@ def test_a_container_that_left_is_told_nothing_any_more() -> None:
     feed(pa.table({"k": [1], "at": [10], "v": [1]}), 0)
     state.report("reader", fetch=5)
     assert set(told) == {0}
+
+
+def test_an_epoch_begins_once_all_know_the_resident_as_clients_read_it() -> None:
+    pond = LocalPond(LossyFiles(), "/pond", 2, 4)
+    firsts = pond.dedup("firsts", key="k long")
+    learnt = replace(pond._client.specs(DedupSpec)["firsts"], value="k long, ts long")
+    # Another client's rows have told the types, and containers are just being told.
+    pond.coordinator._memory.change(lambda record: catalogue.open_resident(record, learnt))
+    rows = pa.table({"k": [1, 2, 3, 4, 1], "ts": [1, 2, 3, 4, 5]})
+    assert sorted(firsts.over(key="k", at="ts")(rows, 0)["k"].to_pylist()) == [1, 2, 3, 4]

@@ -73,7 +73,8 @@ def test_direct_calls_are_rejected_fail_and_are_refused() -> None:
                 kept.get(**wrong)
         with pytest.raises(BadOption):
             kept.get(1, key=2)
-        with pytest.raises(AttributeError):
+        assert repr(kept).startswith("<program kv: ")
+        with pytest.raises(AttributeError, match=r"'kv' no such method: it has .*drop"):
             kept.nothing()
         program = pond.program("p", failing())
         with pytest.raises(ProgramFailed, match="below"):

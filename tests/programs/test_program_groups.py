@@ -42,7 +42,7 @@ class Pond:
         self.after: Callable[[Values], None] = lambda values: None
 
     def commit_in(self, query: str, epoch: int, table: pa.Table) -> None:
-        values = table.column("key").to_pylist()
+        values = table.column("given_key").to_pylist()
         own = [number for of, number in self.decided if of == query]
         if (query, epoch) not in self.decided:
             if epoch != len(own):

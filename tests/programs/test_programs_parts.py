@@ -26,6 +26,12 @@ class P:
     def _row(self, k):
         return self.m[k]
 
+    def _chosen(self, k):
+        found = self.m[k]
+        if self.a[k] > 0:
+            found = mp.Vector()
+        return found
+
     def go(self, k: int, j: int = 1) -> float:
 """
 FIRST = HEAD.count("\n") + 1
@@ -49,6 +55,8 @@ REFUSED = [
     ("row = self.m[k]\n        other = row\n        touch(other)", 2),
     ("row = self._row(k)\n        touch(row)", 1),
     ("row = self._row(k)\n        row.add([1])", 0),
+    ("row = self.m[k] if self.a[k] > 0 else mp.Vector()\n        row[1] = 2", 0),
+    ("row = self._chosen(k)\n        row[1] = 2", 0),
     ("touch(self.w)", 0),
     ("touch(row=self.o[k])", 0),
     ("row = self.m[k] or mp.Vector()\n        row[1] = 2", 0),

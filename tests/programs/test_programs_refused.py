@@ -46,7 +46,7 @@ BODIES = [
     ("self.a[k] = s", 0, "a value of a is a double", "convert"),
     # side effects under global access
     ("mp.everywhere(self.v)[k] += 1", 0, "side effect", "only reads"),
-    ("mp.everywhere(self.v)[k] = 1", 0, "side effect", "only reads"),
+    ("mp.everywhere(self.v)[k] = 1", 0, "mp.everywhere(self.v)[k] has a side effect", "only reads"),
     ("mp.everywhere(self.v).add([1.0])", 0, "side effect", "only reads"),
     ("x = mp.everywhere(self.v).assign(mp.Vector())", 0, "side effect", "only reads"),
     ("mp.everywhere(self.v).copy()", 0, "nothing is done", "variable"),

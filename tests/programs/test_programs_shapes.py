@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from both_ways import both, define, graph
 
-from millpond.errors import BadOption, ProgramFailed
+from millpond.errors import BadOption, BadProgram, ProgramFailed
 from millpond.programs.local import Call, LocalRun, Outcome
 
 RECOMMENDER = """
@@ -320,3 +320,77 @@ def test_arguments_are_checked() -> None:
         with pytest.raises(BadOption, match=what) as error:
             run.call("get_rec", **arguments)
         assert error.value.hint
+
+
+ALIASES = """
+    @mp.program(lanes=2)
+    class P:
+        lists: mp.Partitioned[mp.Map[int, list[int]]]
+        vectors: mp.Partitioned[mp.Map[int, mp.Vector]]
+        n: mp.Partitioned[mp.Map[int, int]]
+
+        def go(self, k: int, xs: list[int]) -> list[int]:
+{0}
+
+        def _plain(self, k):
+            return self.lists[k] or []
+
+        def _built(self, k):
+            found = self.lists[k] or []
+            found.append(self.n[k])
+            return found
+
+        def _given(self, k, ys):
+            found = ys
+            if self.n[k] > 0:
+                found = self.lists[k]
+            return found
+"""
+
+
+def shortened(items: list[int]) -> list[int]:
+    del items[3:]
+    return items
+
+
+MINE = "\n            mine.append(3)\n            self.lists[k] = mine\n            return mine + xs"
+VECTOR = "\n            v[3] += 1\n            self.vectors[k] = v\n            self.n[k] = 1\n            return v.keys()"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "mine = self._plain(k)" + MINE,
+        "mine = self._built(k)" + MINE,
+        "mine = self.lists[k] if self.n[k] > 0 else []" + MINE,
+        "mine = [self.n[x] for x in xs]" + MINE,
+        "some = shortened(xs)\n            self.n[k] += len(some)\n            return some + xs",
+        "v = self.vectors[k] if self.n[k] > 0 else mp.Vector()" + VECTOR,
+    ],
+)
+def test_what_a_helper_or_an_expression_gives_may_be_changed(body: str) -> None:
+    calls: list[Call] = [("go", {"k": n % 2, "xs": [n]}) for n in range(5)]
+    both(define(ALIASES.format("            " + body), shortened=shortened), calls)
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("mine = self._given(k, xs)" + MINE, "mine and xs"),
+        ("w = [1]\n            mine = (self.lists[k] or w) if self.n[k] > 0 else []" + MINE, "mine and w"),
+        ("mine = other = [self.n[k]]" + MINE, "other and mine"),
+        ("other = self._plain(k)\n            mine = other" + MINE, "mine and other"),
+        ("mine, other = xs, self.n[k]" + MINE, "mine and xs"),
+        ("mine: list[int] = xs" + MINE, "mine and xs"),
+        ("mine = self.lists.get(k, xs)" + MINE, "mine and xs"),
+        ("mine = max(xs, [1])" + MINE, "mine and xs"),
+        ("mine = shortened(xs)" + MINE, "mine and xs"),
+        (
+            "mine = xs\n            shortened(mine)\n            self.n[k] += 1\n            return mine + xs",
+            "mine and xs",
+        ),
+    ],
+)
+def test_two_names_of_the_method_are_told(body: str, names: str) -> None:
+    with pytest.raises(BadProgram, match=f"{names} are the same"):
+        define(ALIASES.format("            " + body), shortened=shortened)

@@ -48,6 +48,7 @@ from millpond.programs.tracking import Tracked
 from millpond.stores import readiness
 from millpond.stores.undo import TableUndo
 from millpond.stores.versioned import VersionedSlice
+from millpond.stores.windows.firing import Contents
 from millpond.stores.windows.store import WindowStore, _Frozen
 from millpond.testing import simulate
 from millpond.txn.run.interpreter import InterpretedFunction
@@ -363,6 +364,10 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
 
 # Promises of windows.
 WINDOWS: dict[str, tuple[int, list[Edit]]] = {
+    "what joins keep is in no snapshot": (
+        44,
+        [Edit(Contents, "__init__", "for each in store.contents()", "for each in ()")],
+    ),
     "late rows are taken in": (
         28,
         [

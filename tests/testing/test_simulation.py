@@ -71,6 +71,8 @@ def test_every_kind_of_fault_came_about() -> None:
     assert did["openings"] > 2 * len(every)
     assert did["window epochs"] > 200
     assert did["windows fired"] > 500
+    for kind in ("window join", "interval join", "dedup"):
+        assert did[f"{kind} epochs"] > 5
 
 
 def test_a_seed_repeats_exactly_in_every_process() -> None:

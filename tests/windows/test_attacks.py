@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,18 @@ def leaves_or_window(time: int) -> Any:
     if time == 1:
         raise SystemExit(3)
     return [(time, time + 5)]
+
+
+def twice(time: int) -> Any:
+    return [(0, 10), (0, 10.0)]
+
+
+def half_window(time: int) -> Any:
+    return [(0.5, 10)]
+
+
+def is_seven(v: int) -> bool:
+    return v == 7
 
 
 def never_ends(times: Any, v: Any) -> float:
@@ -204,6 +217,83 @@ def test_the_first_and_last_sliding_windows_of_all_are_cut(pond: Pond, aggregate
         assert set(rows.column("m").to_pylist()) == {4}
 
 
+@pytest.mark.parametrize("aggregate", [mp.count("v"), mp.median("v")])
+@pytest.mark.parametrize("made", [mp.tumbling(10), mp.tumbling(10, offset=3), mp.sliding(30, 10)])
+def test_the_first_windows_of_all_have_the_edges_that_others_have(
+    pond: Pond, made: Any, aggregate: Any
+) -> None:
+    times = [LEAST, LEAST + 1, LEAST + 7, LEAST + 8, LEAST + 9, LEAST + 25]
+    operator = window(pond, window=made, aggregate={"m": aggregate}).over()
+    fired = operator(pa.table({"k": [1] * 6, "ts": times, "v": times}), 0).to_pylist()
+    fired += operator.finish().to_pylist()
+    found = {(row["window_start"], row["window_end"], row["m"]) for row in fired}
+    size, slide = made.size, made.slide or made.size
+    starts = {
+        start
+        for t in times
+        for start in range((t - made.offset) // slide * slide + made.offset, t - size, -slide)
+    }
+    expected = set()
+    for start in starts:
+        own = [t for t in times if start <= t < start + size]
+        value = (
+            len(own)
+            if aggregate.name == "count"
+            else float((own[(len(own) - 1) // 2] + own[len(own) // 2]) / 2)
+        )
+        expected.add((max(start, LEAST), start + size, value))
+    assert found == expected
+
+
+def test_the_first_window_of_a_join(pond: Pond) -> None:
+    join = pond.join("j", key="k long", left="a long", right="b long", window=mp.tumbling(10))
+    join.left(at="ts")(pa.table({"k": [1, 1], "ts": [LEAST, LEAST + 8], "a": [1, 2]}), 0)
+    fired = join.right(at="ts")(pa.table({"k": [1, 1], "ts": [LEAST + 7, LEAST + 60], "b": [3, 4]}), 0)
+    (pair,) = fired.to_pylist()
+    assert (pair["window_start"], pair["window_end"], pair["a"], pair["b"]) == (LEAST, LEAST + 8, 1, 3)
+
+
+@pytest.mark.parametrize("aggregate", [mp.count(), mp.median("v")])
+def test_a_session_that_ends_with_time(pond: Pond, aggregate: Any) -> None:
+    operator = window(pond, window=mp.session(5, ends_when=is_seven), aggregate={"m": aggregate}).over()
+    fired = operator(pa.table({"k": [1], "ts": [MOST], "v": [7]}), 0)
+    assert [row["window_end"] for row in [*fired.to_pylist(), *operator.finish().to_pylist()]] == [MOST]
+
+
+def test_a_session_may_be_cut_wherever_it_began(pond: Pond) -> None:
+    operator = window(
+        pond, window=mp.session(column="g", longest=MOST), aggregate={"m": mp.count("g")}
+    ).over()
+    rows = pa.table({"k": [1] * 3, "ts": [LEAST, -2, 100], "g": [MOST] * 3})
+    assert operator(rows, 0).num_rows == 1
+    fired = operator.finish().to_pylist()
+    assert [(row["window_start"], row["window_end"], row["m"]) for row in fired] == [(100, MOST, 1)]
+
+
+# Values at their ends
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("values", "middle"),
+    [
+        ([INF, INF], INF),
+        ([-INF, -INF], -INF),
+        ([1.0, INF], INF),
+        ([-1.7e308, 1.7e308], 0.0),
+        ([-INF, INF], None),
+    ],
+)
+def test_the_middle_of_two_that_are_far_apart(pond: Pond, values: list[float], middle: float | None) -> None:
+    operator = window(pond, aggregate={"m": mp.median("v")}).over()
+    (found,) = (
+        operator(pa.table({"k": [1, 1, 1], "ts": [1, 2, 90], "v": [*values, 0.0]}), 0).column("m").to_pylist()
+    )
+    assert math.isnan(found) if middle is None else found == middle
+
+
 # Keys to look at
 
 
@@ -248,6 +338,17 @@ def test_a_gap_that_is_none_costs_its_epoch(pond: Pond, made: Any) -> None:
         operator(BAD, 0)
     assert refused.value.hint
     assert operator(GOOD, 0).num_rows >= 1
+
+
+def test_a_row_is_in_a_window_of_ones_own_once(pond: Pond) -> None:
+    operator = window(pond, window=mp.windows(twice)).over()
+    operator(pa.table({"k": [1, 1], "ts": [1, 2]}), 0)
+    assert operator.finish().column("n").to_pylist() == [2]
+
+
+def test_windows_of_ones_own_have_whole_edges(pond: Pond) -> None:
+    with pytest.raises(RuleFailed, match=r"0\.5 is no whole number"):
+        window(pond, window=mp.windows(half_window)).over()(GOOD, 0)
 
 
 def test_windows_of_ones_own_that_want_to_leave_cost_their_epoch(pond: Pond) -> None:

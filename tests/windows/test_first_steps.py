@@ -136,6 +136,21 @@ def test_keys_that_are_none(pond: Pond, keys: Any) -> None:
     assert window.now(["ann"]).num_rows == 1
 
 
+@pytest.mark.parametrize("make", [lambda: mp.session(5, ends_when="what"), lambda: mp.windows(3)])
+def test_what_is_no_function_is_told_what_to_give(make: Any) -> None:
+    with pytest.raises(BadOption, match=r"is no .* function") as caught:
+        make()
+    assert caught.value.hint == "give a plain Python function"  # no rule of Millpond's will do
+
+
+def test_what_a_pond_holds_is_shown_by_its_name(pond: Pond) -> None:
+    join = pond.join("offers", key="id long", left="name string", right="bid long", window=mp.tumbling(10))
+    assert repr(pond) == f"<pond at {pond.address}>"
+    assert repr(join) == f"<{join.explain().splitlines()[0]}>"
+    assert "offers" in repr(join)
+    assert repr(pond.dedup("once", key="id long")) == "<dedup once by id long>"
+
+
 def test_explain_says_it_in_whole_sentences(pond: Pond) -> None:
     window = views(pond, aggregate={"a": mp.median("ms"), "b": mp.collect("ms")}, value="ms long")
     assert "a, b need all rows" in window.explain()

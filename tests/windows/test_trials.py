@@ -68,7 +68,8 @@ def portions_of(shape: WindowShape, keys: np.ndarray[Any, Any], times: np.ndarra
 def store_of(path: Path, kind: str, cells: bool, budget: int, **options: Any) -> tuple[WindowStore, Spilling]:
     shape = WindowShape("k long", "v long", KINDS[kind], CELLS if cells else ROWS, **options)
     spilling = Spilling(OsFiles(), str(path / "scratch"), budget)
-    store = WindowStore(shape, spilling.new_rows, 4, spilling.new_cells, spilling.new_outputs())
+    # Of one slice: a store has the keys of no other, and by its slice its sessions have their ids.
+    store = WindowStore(shape, spilling.new_rows, 1, spilling.new_cells, spilling.new_outputs())
     return store, spilling
 
 

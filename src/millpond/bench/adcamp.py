@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 import millpond as mp
 from millpond.apps.spark_session import SETTINGS, spark_session
-from millpond.bench import adcamp_flink, adcamp_latency
+from millpond.bench import adcamp_flink, adcamp_latency, flink_environment
 from millpond.bench.adcamp_peers import RedisTask, TwsRun, find_redis, load_redis, redis_server, run_tws
 from millpond.bench.answers import compare, expected
 from millpond.bench.cpu import cpu_seconds
@@ -93,7 +93,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Measure them all, Flink only where asked for. Raises where an answer differs from DuckDB's."""
     work = work or (QUICK if quick else FULL)
-    flink_python = adcamp_flink.prepare(progress) if flink else None
+    flink_python = flink_environment.prepare(progress) if flink else None
     progress(f"{work.views:,} views of {work.keys:,} keys with {work.versions:,} versions")
     with (
         spark_session("millpond bench adcamp") as spark,

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv
 
-from millpond.errors import MillpondError
+from millpond.bench.flink_environment import NO_HEADER, run_job
 
-REQUIREMENT = "apache-flink==2.3.*"
-PYTHONS = ((3, 12), (3, 11))  # what both Flink's packages and its job here run on
 JOB = Path(__file__).with_name("flink_job.py")
-STAMP = "millpond-flink"
-NO_HEADER = csv.WriteOptions(include_header=False)
 ANSWER_TYPES = {"view": pa.int64(), "campaign": pa.int64(), "said": pa.timestamp("ms", "UTC")}
 
 
@@ -31,64 +23,6 @@ class FlinkRun(NamedTuple):
     rows_per_s: float
     rows_per_cpu_s: float
     answers: pa.Table  # view, campaign
-
-
-# The environment
-
-
-def environment_folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "millpond", "flink-venv")
-
-
-def installed_python() -> Path | None:
-    """The Python of Flink's environment, if that is complete and holds the release wanted."""
-    folder = environment_folder()
-    stamp = folder / STAMP
-    complete = stamp.is_file() and stamp.read_text() == REQUIREMENT
-    return folder / "bin" / "python" if complete else None
-
-
-def prepare(progress: Callable[[str], None]) -> Path:
-    """The Python of Flink's environment, which is made where it is not there: a minute or two, and some 850 MB."""
-    found = installed_python()
-    if found is not None:
-        return found
-    base = find_python()
-    folder = environment_folder()
-    progress(f"installing {REQUIREMENT} into {folder} (once)")
-    shutil.rmtree(folder, ignore_errors=True)
-    python = folder / "bin" / "python"
-    _install([base, "-m", "venv", str(folder)], "make a virtual environment")
-    options = ("--quiet", "--no-input", "--disable-pip-version-check")
-    _install([str(python), "-m", "pip", "install", *options, REQUIREMENT], f"install {REQUIREMENT}")
-    (folder / STAMP).write_text(REQUIREMENT)
-    return python
-
-
-def find_python() -> str:
-    """A Python that Flink's packages are made for: this one, or one on PATH."""
-    if sys.version_info[:2] in PYTHONS:
-        return sys.executable
-    for major, minor in PYTHONS:
-        found = shutil.which(f"python{major}.{minor}")
-        if found is not None:
-            return found
-    names = " or ".join(f"{major}.{minor}" for major, minor in sorted(PYTHONS))
-    raise MillpondError(
-        f"--flink needs Python {names}, and there is none on PATH",
-        hint="install one of them with its venv module, or leave --flink out",
-    )
-
-
-def _install(command: Sequence[str], aim: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no words from outside
-    if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
-        raise MillpondError(
-            f"could not {aim}: {said[-1]}",
-            hint="pip needs a package index that has it, and Python its venv module; or leave --flink out",
-        )
 
 
 # The run
@@ -113,7 +47,7 @@ def run_flink(python: Path, versions: pa.Table, views: pa.Table, rounds: int, ba
                 parallelism,
                 batch_rows,
             )
-        _run_job(python, folder, ["bench", str(folder), str(parallelism)])
+        run_job(python, JOB, folder, ["bench", str(folder), str(parallelism)])
         found = read_answers(folder / "answers")
         taken = json.loads((folder / "rounds.json").read_text())
     # A round is handed over when the one before has been answered, so its answers are the next ones by time.
@@ -129,34 +63,7 @@ def run_flink(python: Path, versions: pa.Table, views: pa.Table, rounds: int, ba
 def late_example(python: Path) -> str:
     """What Flink answers where a version comes late, beside the right answers: lines to show."""
     with tempfile.TemporaryDirectory(prefix="millpond-flink-") as name:
-        return _run_job(python, Path(name), ["late"])
-
-
-def _run_job(python: Path, folder: Path, arguments: Sequence[str]) -> str:
-    # Another Flink's settings are not meant for this one.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FLINK_")}
-    # -I: the modules beside the job are not for it.
-    done = subprocess.run(  # noqa: S603 - a path of our own, constant arguments
-        [str(python), "-I", str(JOB), *arguments],
-        env={**environment, "FLINK_LOG_DIR": str(folder)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise MillpondError(
-            f"Flink's job failed: {cause(done.stderr) or f'exit code {done.returncode}'}",
-            hint="see that a Java of 17 or newer is on PATH, or leave --flink out",
-        )
-    return done.stdout
-
-
-def cause(said: str) -> str:
-    """The line that tells most, out of the traces of Python and Java."""
-    lines = [line for line in said.splitlines() if line and not line[0].isspace()]
-    causes = [line for line in lines if line.startswith("Caused by: ")]
-    return (causes or lines or [""])[-1]
+        return run_job(python, JOB, Path(name), ["late"])
 
 
 # Files

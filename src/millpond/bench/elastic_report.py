@@ -63,6 +63,8 @@ SECTIONS = {
             "asks_per_s": "asks/s",
             "gap_ms": "longest gap of\nanswers, ms",
             "update_gap_ms": "of updates\nms",
+            "ask_ms_max": "longest\nanswer, ms",
+            "update_ms_max": "epoch\nms",
             "snapshot_pause_ms_max": "a slice held\nlonger than ever, ms",
             "checkpoints": "check-\npoints",
             "mb_each": "MB\neach",

@@ -6,40 +6,37 @@ python -I flink_job.py late                        shows what a version that com
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
-import socket
 import sys
 import tempfile
 import time
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyflink.common import Configuration  # type: ignore[import-not-found]
-from pyflink.table import EnvironmentSettings, TableEnvironment  # type: ignore[import-not-found]
 from pyflink.table.expressions import col  # type: ignore[import-not-found]
 
-POLL_S = 0.2
+if TYPE_CHECKING:
+    from millpond.bench.flink_cluster import (
+        POLL_S,
+        Job,
+        Patience,
+        cpu_seconds,
+        files_of,
+        free_port,
+        table_environment,
+    )
+else:  # where Millpond need not be: last, so that no other module of this folder is taken for one of Flink's
+    sys.path.append(str(Path(__file__).parent))
+    from flink_cluster import POLL_S, Job, Patience, cpu_seconds, files_of, free_port, table_environment
+
 SILENT_S_MAX = 900.0
 SETTINGS = {
-    "execution.runtime-mode": "STREAMING",
-    "table.local-time-zone": "UTC",
-    # As Flink's documentation advises: timers on the heap while they fit there, memory for RocksDB from Flink's own
-    # budget, objects used again, since RocksDB keeps none of them. Mini-batches are left out: they serve aggregations and
-    # regular joins, and a temporal join takes its rows one by one. No checkpoint is made while views are answered.
-    "state.backend.type": "rocksdb",
-    "state.backend.rocksdb.timer-service.factory": "HEAP",
+    # Mini-batches are left out: they serve aggregations and regular joins, and a temporal join takes its rows one by one.
+    # No checkpoint is made while views are answered.
     "taskmanager.memory.managed.size": "4g",
-    "pipeline.object-reuse": "true",
-    "execution.checkpointing.storage": "filesystem",
     # A watermark goes out with the row that raises it, not with the next tick of a clock.
     "pipeline.auto-watermark-interval": "0 ms",
-    "rest.address": "127.0.0.1",
-    "rest.bind-address": "127.0.0.1",
-    "metrics.fetcher.update-interval": "200",
 }
 ANSWERS = """
     SELECT q.`view`, v.campaign, CURRENT_ROW_TIMESTAMP() AS said
@@ -59,7 +56,7 @@ def bench(folder: Path, parallelism: int) -> None:
     the start of Flink, not the compilation of the query, and not the versions, which are in RocksDB by then.
     """
     port = free_port()
-    tables = table_environment(folder, port, parallelism)
+    tables = opened(folder, port, parallelism)
     # Held back until the files end: no view is answered before all versions are there.
     tables.execute_sql(f"""
         CREATE TABLE versions (
@@ -87,115 +84,29 @@ def bench(folder: Path, parallelism: int) -> None:
         began, cpu = time.time(), cpu_seconds()
         # All files of a round at once, so that every reader gets one of them.
         staged.rename(folder / "asked" / staged.name)
-        job.wait_for_answers(wanted)
+        wait_for_answers(job, wanted)
         rounds.append({"began_ms": began * 1e3, "cpu_s": cpu_seconds() - cpu})
     job.stop(folder / "savepoint")
     (folder / "rounds.json").write_text(json.dumps(rounds))
 
 
-def table_environment(folder: Path, port: int, parallelism: int) -> Any:
-    """Flink within this program: one JVM, `parallelism` slots."""
-    (folder / "asked").mkdir(exist_ok=True)
-    (folder / "versions").mkdir(exist_ok=True)
-    settings = {
-        **SETTINGS,
-        "parallelism.default": str(parallelism),
-        "taskmanager.numberOfTaskSlots": str(parallelism),
-        "state.backend.rocksdb.localdir": str(folder / "rocksdb"),
-        "execution.checkpointing.dir": (folder / "checkpoints").as_uri(),
-        "rest.port": str(port),
-        "rest.bind-port": str(port),
-    }
-    configuration = Configuration()
-    for name, value in settings.items():
-        configuration.set_string(name, value)
-    return TableEnvironment.create(
-        EnvironmentSettings.new_instance().with_configuration(configuration).build()
-    )
+def opened(folder: Path, port: int, parallelism: int) -> Any:
+    for table in ("asked", "versions"):
+        (folder / table).mkdir(exist_ok=True)
+    return table_environment(folder, port, parallelism, SETTINGS)
 
 
-def files_of(folder: Path, watched: bool = False) -> str:
-    more = ", 'source.monitor-interval' = '20 ms'" if watched else ""
-    return f"'connector' = 'filesystem', 'format' = 'csv', 'path' = '{folder.as_uri()}'{more}"
-
-
-class Job:
-    """A running job, looked at through Flink's REST interface."""
-
-    def __init__(self, port: int, client: Any) -> None:
-        self._port = port
-        self._client = client
-        self._path = f"/jobs/{client.get_job_id()}"
-        vertices = call(port, self._path)["vertices"]
-        join = next(vertex["id"] for vertex in vertices if "TemporalJoin" in vertex["name"])
-        self._metrics = f"{self._path}/vertices/{join}/subtasks/metrics"
-        self._metric = ""
-
-    def wait_for_answers(self, wanted: int) -> None:
-        """Returns when the join has given so many answers in all."""
-        seen, since = 0, time.monotonic()
-        while seen < wanted:
-            time.sleep(POLL_S)
-            before, seen = seen, self._answers()
-            if seen > before:
-                since = time.monotonic()
-            if call(self._port, self._path)["state"] in ("FAILING", "FAILED", "CANCELED", "FINISHED"):
-                self._client.get_job_execution_result().result()  # raises what made it fail
-                raise RuntimeError("Flink's job ended before all views were answered")
-            if time.monotonic() - since > SILENT_S_MAX:
-                raise RuntimeError(f"no answer for {SILENT_S_MAX:.0f} s, after {seen} of {wanted}")
-
-    def _answers(self) -> int:
-        if not self._metric:
-            names = [metric["id"] for metric in call(self._port, self._metrics)]
-            found = [name for name in names if "TemporalJoin" in name and name.endswith(".numRecordsOut")]
-            if not found:  # it has not begun
-                return 0
-            self._metric = urllib.parse.quote(found[0])
-        counts = call(self._port, f"{self._metrics}?get={self._metric}&agg=sum")
-        return int(counts[0]["sum"]) if counts else 0
-
-    def stop(self, savepoint: Path) -> None:
-        """Ends the job with a savepoint, which is what completes the files of answers."""
-        how = {"targetDirectory": savepoint.as_uri(), "drain": False, "formatType": "NATIVE"}
-        call(self._port, f"{self._path}/stop", how)
-        self._client.get_job_execution_result().result()
-
-
-def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        if body is None:
-            connection.request("GET", path)
-        else:
-            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = answer.read().decode()
-    finally:
-        connection.close()
-    if answer.status >= http.client.BAD_REQUEST:
-        raise RuntimeError(f"Flink answers {path} with {answer.status}: {content}")
-    return json.loads(content)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def cpu_seconds() -> float:
-    """CPU seconds so far of this process and its children, the JVM among them; 0 where the system does not tell."""
-    ticks = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        if os.getpid() in (int(process.name), int(fields[1])):
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+def wait_for_answers(job: Job, wanted: int) -> None:
+    """Returns when the join has given so many answers in all."""
+    join = next(vertex["id"] for vertex in job.look()["vertices"] if "TemporalJoin" in vertex["name"])
+    patience = Patience(SILENT_S_MAX)
+    seen = 0
+    while seen < wanted:
+        time.sleep(POLL_S)
+        sums = job.metrics(join, (".numRecordsOut",))
+        seen = next((sum_ for name, sum_ in sums.items() if "TemporalJoin" in name), 0)
+        patience.see(seen)
+        job.look()
 
 
 # A version that comes late
@@ -226,7 +137,7 @@ VIEWS = (
 
 def late(folder: Path) -> None:
     """Prints Flink's answers beside the right ones."""
-    tables = table_environment(folder, free_port(), 1)
+    tables = opened(folder, free_port(), 1)
     tables.execute_sql(f"""
         CREATE TABLE versions (
             ad STRING, ts BIGINT, campaign STRING, at_time AS TO_TIMESTAMP_LTZ(ts, 3),

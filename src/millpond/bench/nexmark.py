@@ -5,6 +5,8 @@ is the time from when the timed files are there until everything is answered, an
 Spark's, its workers', and a pond's containers'. Rates are medians of the rounds, with the lowest and the highest beside
 them. Machines are slower in one minute than in the next: ratios are between runs of the same round, and of those the median.
 Every run's rows of answers are counted, hashed and compared; a run that answers wrongly ends the benchmark.
+
+Flink, where it is asked for, has the same rows in files of its own: `nexmark_flink` tells what that changes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from millpond.apps.spark_session import spark_session
-from millpond.bench import nexmark_parts
+from millpond.bench import flink_environment, nexmark_parts
+from millpond.bench.nexmark_flink import flink_sql, setup
 from millpond.bench.nexmark_load import (
     FULL,
     QUERIES,
@@ -88,12 +91,24 @@ def _millpond_rocksdb(setting: Setting) -> Iterator[Contender]:
         )
 
 
+def _flink(python: Path) -> Factory:
+    """Flink SQL, by the Python of its environment."""
+
+    @contextmanager
+    def opened(setting: Setting) -> Iterator[Contender]:
+        setting.progress(setup())
+        with flink_sql(python, setting.folder, setting.progress) as contender:
+            yield contender
+
+    return opened
+
+
 CONTENDERS: dict[str, Factory] = {
     "millpond": _millpond,
     "millpond-rocksdb": _millpond_rocksdb,
     "spark-native": _spark_native,
 }
-"""By name, in the order of the table."""
+"""By name, in the order of the table; Flink comes last, where it is asked for."""
 
 
 class Reach(NamedTuple):
@@ -129,8 +144,9 @@ def run(
     query: Sequence[str] | None = None,
     work: Work | None = None,
     contenders: Mapping[str, Factory] | None = None,
+    flink: bool = False,
 ) -> list[dict[str, Any]]:
-    """Measure all queries with all contenders, and then the parts; or these queries alone.
+    """Measure all queries with all contenders, and then the parts; or these queries alone. Flink only where asked for.
 
     Raises where an answer differs from DuckDB's.
     """
@@ -138,6 +154,8 @@ def run(
     check_queries(queries)
     work = work or (QUICK if quick else FULL)
     factories = dict(CONTENDERS if contenders is None else contenders)
+    if flink:
+        factories["flink"] = _flink(flink_environment.prepare(progress))
     results = []
     with (
         spark_session("millpond bench nexmark", memory="4g") as spark,

@@ -4,6 +4,7 @@
   takes that moves the watermark, from its rows to its answers.
 - `budget`: state from a tenth of the budget to ten times it, files out of the page cache, RocksDB with both compactions.
 - `ratio` and `msa`: AUR's read batch ratio and space amplification, with ten times the budget.
+- `checkpoints`: five of them within a run, beside none: each writes what is open, as `pond.checkpoint()` does.
 - `growth`: keys, window length, disorder, size by slide.
 """
 
@@ -18,6 +19,7 @@ from millpond.bench.window_container import Means
 HIT_RATIO_MIN = 0.93
 SECOND = 1_000_000
 WATCHES_S = 0.25
+CHECKPOINTS = 5
 
 
 class Part(NamedTuple):
@@ -28,6 +30,7 @@ class Part(NamedTuple):
     value: float
     load: Load
     means: Means
+    checkpoints: int = 0
 
 
 class Scale(NamedTuple):
@@ -74,6 +77,10 @@ def parts(scale: Scale) -> Iterator[Part]:
         load = Load(query, scale.rows, scale.batch, scale.rows // 30, warm=scale.rows // 6)
         for means in (Means(), rocksdb):
             yield Part("stores", "", 0, load, means)
+    for query in scale.compared:
+        load = Load(query, scale.rows, scale.batch, scale.rows // 30, warm=scale.rows // 6)
+        for count in (0, CHECKPOINTS):
+            yield Part("checkpoints", "checkpoints", count, load, Means(), count)
     over = Means(budget=scale.budget, uncached=True)
     for query in scale.over:
         for share in scale.shares:
@@ -135,7 +142,8 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[dict[str, Any]]:
                     progress(
                         f"{each.part}: {each.load.query}, {each.varied} {each.value:g}, {_system(means)}"
                     )
-                    done = pond.measured(each.load, watches_s=WATCHES_S if means.uncached else 0.0)
+                    watches_s = WATCHES_S if means.uncached else 0.0
+                    done = pond.measured(each.load, watches_s=watches_s, checkpoints=each.checkpoints)
                     result = done.as_result(_system(means), each.load, means)
                     results[number] = {
                         "part": each.part,
@@ -152,7 +160,15 @@ def _system(means: Means) -> str:
 
 
 def _with_ratios(result: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of ours, beside RocksDB's of the same load: by the clock, by the container's CPU time and by the store's."""
+    """Of ours, beside RocksDB's of the same load: by the clock, by the container's CPU time and by the store's. With checkpoints,
+    beside none."""
+    if result["part"] == "checkpoints":
+        none = next(
+            each
+            for each in results
+            if (each["part"], each["load"], each["value"]) == (result["part"], result["load"], 0)
+        )
+        return result | {"vs_none": result["rows_per_s"] / none["rows_per_s"]}
     peers = [
         other
         for other in results

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import millpond as mp
 from millpond.apps.nexmark_queries import QUERIES, Batches, stream_of
@@ -26,7 +30,7 @@ MEMORY = "3g"
 
 
 class PondWindows:
-    """Windows in a pond, fed by `foreachBatch`. `notes` go with each run."""
+    """Windows in a pond, fed by `foreachBatch`, with a checkpoint after each micro-batch. `notes` go with each run."""
 
     def __init__(
         self,
@@ -52,10 +56,16 @@ class PondWindows:
 
         batches: Batches | None = None
         did = StoreFigures(self._pond, name)
+        checkpoints = Checkpoints(self._pond)
 
         def build(streams: Mapping[str, DataFrame], collector: Collector) -> Sequence[DataStreamWriter]:
             nonlocal batches
-            batches = QUERIES[query](self._pond, name, workload.parameters(query), delay, collector)
+
+            def sink(frame: Any, epoch: int) -> None:
+                collector(frame, epoch)
+                checkpoints.ask()
+
+            batches = QUERIES[query](self._pond, name, workload.parameters(query), delay, sink)
             return [
                 stream_of(query, streams[source]).writeStream.foreachBatch(batch)
                 for source, batch in batches.items()
@@ -67,12 +77,61 @@ class PondWindows:
                 batches.finish()
 
         try:
-            with did.watched(self._watches_s):
+            with did.watched(self._watches_s), checkpoints.taken():
                 done = run_stream(self._session, workload, query, build, finish)
-            done.extras |= self._notes | did.read()
+            done.extras |= self._notes | did.read() | checkpoints.figures()
             return done
         finally:
             forget(self._pond, name)
+
+
+class Checkpoints:
+    """Of a pond, beside what it does: one each time that somebody asks. Who asks while one is taken gets another one after it."""
+
+    def __init__(self, pond: mp.Pond) -> None:
+        self._pond = pond
+        self._asked: SimpleQueue[bool] = SimpleQueue()
+        self._seconds: list[float] = []
+        self._failed: list[Exception] = []
+        self._bytes = self._bytes_written()
+
+    def _bytes_written(self) -> float:
+        containers = self._pond.metrics()["containers"].values()
+        return float(sum(each["checkpoint_bytes"] for each in containers))
+
+    def ask(self) -> None:
+        self._asked.put(True)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """All that are asked for within are over at its end; raises what failed."""
+        taking = threading.Thread(target=self._take, daemon=True)
+        taking.start()
+        try:
+            yield
+        finally:
+            self._asked.put(False)
+            taking.join()
+        if self._failed:
+            raise self._failed[0]
+
+    def _take(self) -> None:
+        while self._asked.get():
+            began = time.perf_counter()
+            try:
+                self._pond.checkpoint()
+            except Exception as error:  # noqa: BLE001 - whoever measures gets it
+                self._failed.append(error)
+                return
+            self._seconds.append(time.perf_counter() - began)
+
+    def figures(self) -> dict[str, Any]:
+        count = len(self._seconds)
+        return {
+            "checkpoints": count,
+            "checkpoint_s": float(np.median(self._seconds)) if count else None,
+            "checkpoint_mb": (self._bytes_written() - self._bytes) / 1e6 / max(count, 1),
+        }
 
 
 class StoreFigures:

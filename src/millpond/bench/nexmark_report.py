@@ -211,6 +211,15 @@ PARTS: dict[str, dict[str, Cell]] = {
         }
         for part in ("ratio", "msa")
     },
+    "checkpoints": {
+        **VARIED,
+        "M rows/s": RATE["M rows/s"],
+        "none = 1": _of("vs_none"),
+        "s each": _of("checkpoint_s"),
+        "MB each": _of("checkpoint_mb"),
+        "fired p50, ms": _of("fired_p50_ms"),
+        "p95": _of("fired_p95_ms"),
+    },
     "growth": {
         **VARIED,
         "M rows": RATE["M rows"],

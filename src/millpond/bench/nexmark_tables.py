@@ -23,7 +23,7 @@ import millpond as mp
 from millpond.apps.nexmark import ROUND, Nexmark
 from millpond.apps.nexmark_truth import truth
 from millpond.bench.nexmark_load import compare
-from millpond.bench.nexmark_pond import StoreFigures, forget, open_pond
+from millpond.bench.nexmark_pond import Checkpoints, StoreFigures, forget, open_pond
 from millpond.bench.window_container import Means
 
 AGGREGATES: dict[str, dict[str, Any]] = {
@@ -116,8 +116,8 @@ class Bench:
         self._numbers = count()
         self._rehearsed: set[str] = set()
 
-    def measured(self, load: Load, *, watches_s: float = 0.0) -> Measured:
-        """One run, whose answers are right: raises where they are not."""
+    def measured(self, load: Load, *, watches_s: float = 0.0, checkpoints: int = 0) -> Measured:
+        """One run, with so many checkpoints beside it, whose answers are right: raises where they are not."""
         bids = rows_of(load)
         if load.query not in self._rehearsed:
             # Kernels and connections are there before anything counts.
@@ -127,7 +127,7 @@ class Bench:
             forget(self._pond, "rehearsal")
         name = f"w{next(self._numbers)}"
         try:
-            return _measure(self._pond, name, load, bids, watches_s)
+            return _measure(self._pond, name, load, bids, watches_s, checkpoints)
         finally:
             forget(self._pond, name)
 
@@ -141,17 +141,29 @@ def bench(means: Means) -> Iterator[Bench]:
         yield Bench(pond)
 
 
-def _measure(pond: mp.Pond, name: str, load: Load, bids: pa.Table, watches_s: float) -> Measured:
+def _measure(
+    pond: mp.Pond, name: str, load: Load, bids: pa.Table, watches_s: float, checkpoints: int
+) -> Measured:
     feed = _Feed(pond, load, name).take(bids, 0, load.warm)
     feed.fired_ms.clear()
     did = StoreFigures(pond, name)
     began_cpu, began = _container_s(pond), time.perf_counter()
-    with did.watched(watches_s):
-        feed.take(bids, load.warm, load.rows).finish()
+    asked = Checkpoints(pond)
+    with did.watched(watches_s), asked.taken():
+        for number in range(checkpoints + 1):
+            # Between equal parts of the rows.
+            first, stop = (
+                load.warm + share * (load.rows - load.warm) // (checkpoints + 1)
+                for share in (number, number + 1)
+            )
+            feed.take(bids, first, stop)
+            if number < checkpoints:
+                asked.ask()
+        feed.finish()
         seconds, container_s = time.perf_counter() - began, _container_s(pond) - began_cpu
     answers = answers_of(load, feed.fired)
     compare(f"{load.query} by tables", answers, _truth(load, bids))
-    return Measured(seconds, container_s, feed.fired_ms, len(answers), did.read())
+    return Measured(seconds, container_s, feed.fired_ms, len(answers), did.read() | asked.figures())
 
 
 class _Feed:

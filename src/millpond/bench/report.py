@@ -13,7 +13,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDE = 200
+WIDE = 260
 # Where a result has these, the table has a column for each.
 COLUMNS = {
     "per_thread_vs_duckdb": "per thread\nDuckDB = 1",

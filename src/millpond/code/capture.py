@@ -97,6 +97,14 @@ class Code(msgspec.Struct, frozen=True):
         return names[self.name]
 
 
+_RULES = {
+    "update": "one of Millpond's, as mp.add(), or ",
+    "compaction": "one of Millpond's, as mp.keep_all(), or ",
+    "fetch": "one of Millpond's, as mp.count(), or ",
+}
+"""What may be given in place of a function, by what it is for."""
+
+
 def capture(function: Any, role: str, option: str, given: Collection[str] = ()) -> Code:
     """A function as text. BadRule, with the reason, if it is no plain function that can travel.
 
@@ -104,8 +112,8 @@ def capture(function: Any, role: str, option: str, given: Collection[str] = ()) 
     """
     if not isinstance(function, FunctionType) or function.__module__ == "millpond.code.rules":
         raise BadOption(
-            f"{option}={function!r} is no {role} rule",
-            hint="give one of Millpond's, as in mp.put() or mp.latest(), or a plain Python function",
+            f"{option}={function!r} is no {role} {'rule' if role in _RULES else 'function'}",
+            hint=f"give {_RULES.get(role, '')}a plain Python function",
             option=option,
         )
     found = _Captured(role, given)

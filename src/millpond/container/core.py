@@ -7,6 +7,7 @@ An epoch passes through it in three steps. *Stage* keeps rows aside, under the a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -125,9 +126,15 @@ class Core:
             self.owned |= set(slices)
 
     def release(self, slices: Collection[SliceId]) -> dict[SliceId, dict[str, HeldSlice[Any]]]:
-        """These slices are served no more; what was held of them. What was staged for those who had them is forgotten."""
+        """These slices are served no more; what was held of them, as decided epochs left it. What was staged for those who
+        had them is forgotten, and so is what was prepared: it will not be decided.
+        """
         with self._lock:
             gone = set(slices) & self.owned
+            prepared = [name for name in self._logged if gone.intersection(self.holdings[name].slices)]
+        for name in prepared:
+            self._undo(name)
+        with self._lock:
             released: dict[SliceId, dict[str, HeldSlice[Any]]] = {number: {} for number in gone}
             for name, holding in self.holdings.items():
                 for number in gone.intersection(holding.slices):
@@ -256,7 +263,7 @@ class Core:
             self._ballots[resident] = max(ballot + 1, self._ballots.get(resident, 0))
         self._undo(resident, ballot + 1)
 
-    def _undo(self, resident: str, below: int) -> None:
+    def _undo(self, resident: str, below: float = math.inf) -> None:
         """What was prepared under a number below that will not be decided."""
         with self._lock:
             logged = self._logged.get(resident)

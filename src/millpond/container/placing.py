@@ -105,8 +105,9 @@ class Placing:
             case LetGo():
                 self._let_go(message)
             case Enlist(order, slices):
-                self._check_order(order, slices)
-                self.backups.enlist(slices)
+                with self.backups.checkpoints.lock:
+                    self._check_order(order, slices)
+                    self.backups.enlist(slices)
             case Copy(order, _, slices):
                 self._check_order(order, slices)
                 self.backups.copy(message)
@@ -115,8 +116,9 @@ class Placing:
             case Demote(order, slices):
                 self._demote(order, slices)
             case Dismiss(order, slices):
-                self._check_order(order, slices)
-                self.backups.dismiss(slices)
+                with self.backups.checkpoints.lock:
+                    self._check_order(order, slices)
+                    self.backups.dismiss(slices)
             case _:
                 raise BadMessage(f"a container is not placed by {type(message).__name__}")
 
@@ -200,7 +202,10 @@ class Placing:
         return sorted(name for name in names if term_of_snapshot(name) != self.core.term)
 
     def _check_order(self, order: int, slices: Collection[SliceId]) -> None:
-        """Whoever sent an older one about a slice has been told that it failed, and has gone on."""
+        """Whoever sent an older one about a slice has been told that it failed, and has gone on.
+
+        Checked under the lock of what is to be done: one may have to wait for that until it is an older one.
+        """
         with self._order_lock:
             if any(order < self._orders.get(number, 0) for number in slices):
                 raise StageLost("this came too late", container=self.core.container)
@@ -215,12 +220,12 @@ class Placing:
 
     def _let_go(self, message: LetGo) -> None:
         """Removes what slices rested on that went, as far as nobody rests on it."""
-        with self._order_lock:
-            # Since a slice went, somebody may have come to need what it left.
-            if message.order < self._newest_order:
-                raise StageLost("this came too late", container=self.core.container)
         logs = (self.log, self.backups.log)
         with self._quiet.work(self.checkpoints.lock), self._quiet.work(self.backups.checkpoints.lock):
+            with self._order_lock:
+                # Since a slice went, somebody may have come to need what it left: also while this waited for the locks.
+                if message.order < self._newest_order:
+                    raise StageLost("this came too late", container=self.core.container)
             for log, (_, checkpoints) in zip(logs, self.both, strict=True):
                 # What changed roles here since rests on it.
                 needed = {*self.checkpoints.needs(), *self.backups.checkpoints.needs()}

@@ -31,7 +31,7 @@ from millpond.coordinator.telling import Telling
 from millpond.coordinator.tidying import Tidying
 from millpond.durable.files import Files
 from millpond.durable.landmark import make_landmark, remove_landmarks
-from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Unavailable, not_trusted
+from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Moved, Unavailable, not_trusted
 from millpond.runtime import Runtime, Serial
 from millpond.wire.base import Call, Done, Message, R, SliceId
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
@@ -246,7 +246,8 @@ class CoordinatorService:
                 self.elasticity.replicate()
                 self._replicate_error = ""
         except (MillpondError, OSError) as error:
-            if str(error) != self._replicate_error:  # told once, though it is tried again and again
+            # Told once, though it is tried again and again. A slice that a move took meanwhile has its copy at the next try.
+            if not isinstance(error, Moved) and str(error) != self._replicate_error:
                 self._replicate_error = str(error)
                 _log.warning("slices have fewer backups than they should: %s", error)
             self._replicate_at_s = self._runtime.now() + REPLICATE_PAUSE_S
@@ -334,6 +335,8 @@ class CoordinatorService:
             case Register():
                 self._commits.register(message)
             case BeginEpoch():
+                # Whoever read of it what another client has just changed stages rows by that.
+                self._telling.tell_rest(self._containers, message.resident)
                 return self._commits.begin(message)
             case CommitEpoch():
                 return self._commit(message)

@@ -53,6 +53,15 @@ class Telling:
         """Tells every container of a resident; waits for those that are away. Who comes up meanwhile learns it then."""
         self._runtime.map(lambda container: self._tell(containers, container, name), containers.ids)
 
+    def tell_rest(self, containers: Membership, name: str) -> None:
+        """The same, where somebody has not been told yet: what others can read of a resident may be newer than that."""
+        with self._memory.lock:
+            record = self._memory.record.residents.get(name)
+            now = None if record is None else record.resident
+            all_know = all(not news_of(known.get(name), now) for known in self._known.values())
+        if not all_know:
+            self.tell(containers, name)
+
     def catch_up(self, containers: Membership, container: int) -> None:
         """Tells a container all that it has not heard yet."""
         for name in {**self._known.get(container, {}), **self.residents()}:

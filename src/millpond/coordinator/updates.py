@@ -188,7 +188,8 @@ def replay_epoch(pond: PondRecord, message: CommitEpoch) -> EpochCommitted:
             f" and has now other content ({rows_of(message)} rows)"
             if known.source is None
             else f"epoch {message.turn} of {message.updater!r} was committed, and is now made from other rows",
-            hint="nothing was changed: the source does not replay the same rows; new rows take the next epoch's number",
+            hint="nothing was changed: the source does not replay the same rows, or another operator has this name;"
+            " new rows take the next epoch's number",
             epoch=message.turn.epoch,
         )
     return EpochCommitted(message.turn, known.rows, known.late, known.watermark, replayed=True)

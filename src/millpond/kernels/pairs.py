@@ -74,14 +74,19 @@ def admit_first(
 ) -> int:  # fmt: skip
     """Which rows of keys pass, from row `first` on: those that are `within` or more from all that did before.
 
-    With 0 for `within` one row of a key passes, ever. `control` has: nodes in use, free nodes. Returns the number of rows
+    With 0 for `within` one row of a key passes, ever. The times of a key are a list, the last first. `control` has: nodes in use, free nodes. Returns the number of rows
     done: fewer than all means that there are no nodes left.
     """
     for i in range(first, entries.shape[0]):
         e = entries[i]
         node = heads[e]
+        before = -1
         while node >= 0 and within > 0 and not _is_near(times[i], node_start[node], within):
-            node = node_next[node]
+            if node_start[node] < times[i]:
+                node = -1  # and so are all behind it
+            else:
+                before = node
+                node = node_next[node]
         passes[i] = node < 0
         if node >= 0:
             continue
@@ -96,6 +101,10 @@ def admit_first(
         node_start[node] = times[i]
         node_end[node] = ends[i]
         node_entry[node] = e
-        node_next[node] = heads[e]
-        heads[e] = node
+        if before < 0:
+            node_next[node] = heads[e]
+            heads[e] = node
+        else:
+            node_next[node] = node_next[before]
+            node_next[before] = node
     return int(entries.shape[0])

@@ -35,6 +35,15 @@ def pane_starts(times: Longs, size: int, offset: int, out: Longs) -> None:
 
 
 @jit
+def last_ends(times: Longs, size: int, slide: int, offset: int, out: Longs) -> None:
+    """The end of the last window that each time falls into; clamped where that lies behind all time."""
+    for i in range(times.shape[0]):
+        t = times[i]
+        left = size - (t % slide - offset) % slide
+        out[i] = t + left if t <= np.int64(2**63 - 1) - left else np.int64(2**63 - 1)
+
+
+@jit
 def fold_longs(
     groups: Longs, values: Longs, valid: NDArray[np.uint8], op: int, width: int, c: int, cells: Longs
 ) -> None:
@@ -211,19 +220,29 @@ def join_sessions(
     entries: Longs, starts: Longs, ends: Longs, touching: bool, first: int,
     heads: Longs, node_start: Longs, node_end: Longs, node_next: Longs, node_entry: Longs,
     free: Longs, control: Longs, out: Longs, into: Longs, gone: Longs, forward: Longs,
+    order: Longs, last: Longs,
 ) -> int:  # fmt: skip
     """Puts spans of keys into the sessions of these keys, from span `first` on; sessions that a span bridges become one.
 
+    The sessions of a key are a list, those that begin last first. Spans are taken in `order`, and where it has those that begin
+    last first, too, the list of a key is gone through once for all of them: `last[entry]` is where the one before came to,
+    -1 at first.
     `control` has: nodes in use, free nodes, pairs of merged sessions. Of pairs, `gone` is a part of `into` from now on;
     `forward[node]` is -1, or the one that it became. Free nodes are not used again before all is done. Returns the number
     of spans done: fewer than all means that there are no nodes left.
     """
-    for i in range(first, entries.shape[0]):
+    for n in range(first, entries.shape[0]):
+        i = order[n]
         e = entries[i]
         target = -1
         before = -1
         node = heads[e]
+        # What comes before the last one in the list begins where that ends, or later.
+        if last[e] >= 0 and ends[i] <= node_end[last[e]] and starts[i] <= node_start[last[e]]:
+            node = last[e]
         while node >= 0:
+            if node_end[node] < starts[i]:
+                break  # and so do all behind it
             following = node_next[node]
             if _overlap(starts[i], ends[i], node_start[node], node_end[node], touching):
                 if target < 0:
@@ -239,6 +258,8 @@ def join_sessions(
                     forward[node] = target
                     node_entry[node] = -1
                     node_next[before] = following
+            elif target < 0 and node_start[node] < starts[i]:
+                break
             else:
                 before = node
             node = following
@@ -250,16 +271,21 @@ def join_sessions(
                 target = control[0]
                 control[0] += 1
             else:
-                return i
+                return n
             node_start[target] = starts[i]
             node_end[target] = ends[i]
             node_entry[target] = e
-            node_next[target] = heads[e]
-            heads[e] = target
+            if before < 0:
+                node_next[target] = heads[e]
+                heads[e] = target
+            else:
+                node_next[target] = node_next[before]
+                node_next[before] = target
             forward[target] = -1
         else:
             node_start[target] = min(node_start[target], starts[i])
             node_end[target] = max(node_end[target], ends[i])
+        last[e] = target
         out[i] = target
     return int(entries.shape[0])
 
@@ -316,20 +342,26 @@ def unlink(
 ) -> None:
     """Takes sessions out of the lists of their keys; their nodes are free."""
     for i in range(nodes.shape[0]):
-        gone = nodes[i]
-        e = node_entry[gone]
+        node_entry[nodes[i]] = -2 - node_entry[nodes[i]]
+    for i in range(nodes.shape[0]):
+        if node_entry[nodes[i]] == -1:
+            continue  # with another of its key
+        e = -2 - node_entry[nodes[i]]
         node = heads[e]
         before = -1
-        while node != gone:
-            before = node
-            node = node_next[node]
-        if before < 0:
-            heads[e] = node_next[gone]
-        else:
-            node_next[before] = node_next[gone]
-        node_entry[gone] = -1
-        free[control[1]] = gone
-        control[1] += 1
+        while node >= 0:
+            following = node_next[node]
+            if node_entry[node] >= 0:
+                before = node
+            else:
+                if before < 0:
+                    heads[e] = following
+                else:
+                    node_next[before] = following
+                node_entry[node] = -1
+                free[control[1]] = node
+                control[1] += 1
+            node = following
 
 
 @jit
@@ -361,9 +393,18 @@ def percentiles(
             low = int(np.floor(place))
             high = min(low + 1, e - b - 1)
             weight = place - low
-            out[g] = values[b + low]
-            if weight != 0.0:
-                out[g] += (values[b + high] - values[b + low]) * weight
+            lower, upper = values[b + low], values[b + high]
+            out[g] = lower
+            if weight != 0.0 and lower != upper:
+                # The difference of numbers may be beyond all numbers where what lies between them is not.
+                between = lower + (upper - lower) * weight
+                out[g] = between if np.isfinite(upper - lower) else lower * (1.0 - weight) + upper * weight
+
+
+@inlined
+def _is_limited(start: int, longest: int) -> bool:
+    """Whether a part that begins there has to end before time does."""
+    return bool(longest > 0 and start <= np.int64(2**63 - 1) - longest)
 
 
 @jit
@@ -380,18 +421,18 @@ def cut(
         fresh = i == 0 or groups[i] != groups[i - 1] or was_cut
         if not fresh:
             apart = t > stops[p] if touching else t >= stops[p]
-            fresh = apart or (longest > 0 and t - starts[p] >= longest)
+            fresh = apart or (_is_limited(starts[p], longest) and t >= starts[p] + longest)
         if fresh:
             p = count
             count += 1
             starts[p] = t
             stops[p] = t
         stop = ends[i]
-        if longest > 0 and stop - starts[p] > longest:
-            stop = starts[p] + longest
+        if _is_limited(starts[p], longest):
+            stop = min(stop, starts[p] + longest)
         stops[p] = max(stops[p], stop)
         was_cut = cuts[i] != 0
         if was_cut:
-            stops[p] = t + 1
+            stops[p] = t + 1 if t < np.int64(2**63 - 1) else t
         part_of[i] = p
     return count

@@ -120,7 +120,7 @@ class DirectReads:
                 token, values = self._free.run(method, made)
                 made = [token]
                 if token.task >= 0:
-                    routed = self._routed(spec, method.tasks[token.task], values, token)
+                    routed = self._routed(spec, method, method.tasks[token.task], values, token)
             for token in made:
                 if token.task in (RETURNS, REJECTS):
                     return token, _state_in(seen)
@@ -130,19 +130,22 @@ class DirectReads:
         values = [given[variable.name] for variable in first.inputs]
         packed = pack(values, [variable.type for variable in first.inputs])
         number = 0 if first.key is None else self._slice_of(given[first.key])
-        return self._routed(spec, first, values, Token(0, number, 0, 0, 0, packed))
+        return self._routed(spec, method, first, values, Token(0, number, 0, 0, 0, packed))
 
-    def _routed(self, spec: ProgramSpec, task: Task, values: Sequence[Any], token: Token) -> Routed:
+    def _routed(
+        self, spec: ProgramSpec, method: Method, task: Task, values: Sequence[Any], token: Token
+    ) -> Routed:
         """A call on its way to a task, by all places where that runs."""
         number = 0
         if task.key is not None:
-            number = self._slice_of(values[[variable.name for variable in task.inputs].index(task.key)])
+            key = values[[variable.name for variable in task.inputs].index(task.key)]
+            if key is None:
+                raise self._free.failed(method, task.line, "a key is None")
+            number = self._slice_of(key)
         slices = self._client.placement().slices
         return [(to, token._replace(at=at)) for to, at in places_of(spec, task, number, token.entry, slices)]
 
     def _slice_of(self, key: Any) -> int:
-        if key is None:
-            raise NullKey("a key is None", hint="a key is not None", column="", rows=1)
         [number] = slices_of_keys([key], self._client.placement().slices)
         return number
 

@@ -106,7 +106,7 @@ class DirectWrites:
         for parameter in self._method.parameters:
             try:
                 value = in_table(given[parameter.name], parameter.type)
-                row[parameter.name] = pa.array([value], arrow_type(parameter.type))
+                row[column_of(parameter.name)] = pa.array([value], arrow_type(parameter.type))
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 raise BadOption(
                     f"{parameter.name} of {self._method.name}: {error}",
@@ -236,4 +236,14 @@ def _interrupted() -> Unavailable:
 
 def operator_name(method: str) -> str:
     """Of direct calls of a method."""
-    return ("direct_" + re.sub("[^a-z0-9_]", "_", method.lower()))[:64]
+    return as_name(f"direct_{method}")
+
+
+def column_of(parameter: str) -> str:
+    """Of a parameter of direct calls: no other column has its name, as `error`."""
+    return f"given_{parameter}"
+
+
+def as_name(method: str) -> str:
+    """A method's name as one that an operator can have."""
+    return re.sub("[^a-z0-9_]", "_", method.lower())[:64]

@@ -44,7 +44,7 @@ class FreeTasks:
             values = unpack(token.values, types)
         while True:
             if token.steps >= self._graph.max_rounds:
-                raise self._failed(method, task, task.line, f"it went through {token.steps:,} tasks")
+                raise self.failed(method, task.line, f"it went through {token.steps:,} tasks")
             following, values = self._call(method, task, values)
             token = token._replace(task=following, steps=token.steps + 1)
             if following < 0:
@@ -70,16 +70,16 @@ class FreeTasks:
                 if trace.tb_frame.f_code.co_filename == file_of(method.name, task.number):
                     line = task.lines[trace.tb_lineno - 1]
                 trace = trace.tb_next
-            raise self._failed(method, task, line, error_in_words(error)) from error
+            raise self.failed(method, line, error_in_words(error)) from error
         return following, [None] if following == RETURNS and method.returns is None else given
 
     def _packed(self, method: Method, task: Task, values: Sequence[Any], types: Sequence[str]) -> bytes:
         try:
             return pack(values, types)
         except (TypeError, ValueError, OverflowError) as error:
-            raise self._failed(method, task, task.line, error_in_words(error)) from error
+            raise self.failed(method, task.line, error_in_words(error)) from error
 
-    def _failed(self, method: Method, task: Task, line: int, why: str) -> ProgramFailed:
+    def failed(self, method: Method, line: int, why: str) -> ProgramFailed:
         return ProgramFailed(
             f"method {method.name!r} of program {self._graph.name!r} failed in line {line} of {self._graph.file}: {why}",
             hint="mend the method, or what it is given",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from millpond.client.client import Client
 from millpond.client.receipts import receipt_of
-from millpond.errors import BadOption, WrongColumn
+from millpond.errors import BadOption, EpochChanged, WrongColumn
 from millpond.ops import frames
 from millpond.ops.columns import as_table, column_of, keys_of
 from millpond.ops.committing import check_history, check_sink, commit, turn_of
@@ -25,7 +26,7 @@ from millpond.schema import cast_column
 from millpond.stores.keys import Keys
 from millpond.stores.rows import digest_columns
 from millpond.wire.base import LOCAL_QUERY, KindOfTime, SliceId, Turn, check_name, writer_id
-from millpond.wire.epochs import EpochPlan, Receipt
+from millpond.wire.epochs import EpochCommitted, EpochPlan, Receipt
 from millpond.wire.house import Register
 from millpond.wire.programs import ProgramSpec, ProgramWork, ReadReturned
 from millpond.wire.questions import AskProgress, ResidentProgress
@@ -49,13 +50,13 @@ class CallIntake:
         name: str,
         schema: pa.Schema,
         key: tuple[str, pa.Schema] | None,
-        arguments: Mapping[str, str],
+        method: str,
     ) -> None:
         self.resident = resident
         self.name = name
         self.schema = schema
         self._key = key
-        self._arguments = dict(arguments)
+        self._method = method
 
     @property
     def columns(self) -> list[str]:
@@ -82,8 +83,9 @@ class CallIntake:
             pa.concat_arrays(each.chunks) if each.num_chunks else pa.array([], each.type)
             for each in rows.columns
         ]
-        # Of the rows alone: their numbers are others when the source replays them in other partitions.
-        source = digest_columns(columns)
+        # Of the rows and the method: their numbers are others when the source replays them in other partitions.
+        of_method = int.from_bytes(hashlib.blake2b(self._method.encode(), digest_size=8).digest())
+        source = (digest_columns(columns) + of_method * len(rows)) % (1 << 64)
         attempt = client.runtime.bits(62)
         digest = 0
         if not plan.replayed:
@@ -142,16 +144,16 @@ class ProgramCall:
         if not frames.is_frame(rows):
             table = as_table(rows)
             schema = table.schema.remove_metadata()
-            self._commit(table, epoch, schema)
+            committed = self._commit(table, epoch, schema)
             if not self.gives:
                 return table.cast(schema).combine_chunks()
-            return self.returned(LOCAL_QUERY, turn_of(epoch), schema).read(self._client)
+            return self._given(committed, LOCAL_QUERY, schema).read(self._client)
         schema = frames.arrow_schema(rows.schema)
-        self._commit(rows, epoch, schema)
+        committed = self._commit(rows, epoch, schema)
         if not self.gives:
             return rows
         query = frames.query_of(rows) or LOCAL_QUERY
-        return self.returned(query, turn_of(epoch), schema).frame(self._client, rows.sparkSession)
+        return self._given(committed, query, schema).frame(self._client, rows.sparkSession)
 
     @property
     def gives(self) -> bool:
@@ -184,9 +186,23 @@ class ProgramCall:
         """Which operators the program has (`updaters`), and how many of its epochs are visible (`seen`)."""
         return self._client.call(AskProgress(self._spec.name))
 
-    def _commit(self, rows: pa.Table | DataFrame, epoch: int, schema: pa.Schema) -> None:
+    def _commit(self, rows: pa.Table | DataFrame, epoch: int, schema: pa.Schema) -> EpochCommitted:
         intake = self.intake(schema)
-        commit(self._client, intake, rows, epoch, self.work(intake), self._history)
+        return commit(self._client, intake, rows, epoch, self.work(intake), self._history)
+
+    def _given(self, committed: EpochCommitted, query: str, schema: pa.Schema) -> ReturnedRows:
+        """Where what a turn gave is. EpochChanged if it was committed before, and gave other columns then."""
+        found = self.returned(query, committed.turn, schema)
+        if committed.replayed and committed.rows:
+            kept = found.kept_columns(self._client)
+            if not _same_results(kept, found.schema, len(schema)):
+                raise EpochChanged(
+                    f"epoch {committed.turn} of {self.name!r} was committed, and gave"
+                    f" {_results(kept, len(schema))} then, and not {_results(found.schema, len(schema))}",
+                    hint="run it again as it was, with the same into= and result; from the next epoch on these can be others",
+                    epoch=committed.turn.epoch,
+                )
+        return found
 
     def work(self, intake: CallIntake) -> ProgramWork:
         """What an epoch brings beside its rows."""
@@ -227,7 +243,7 @@ class ProgramCall:
             kind = next(variable.type for variable in first.inputs if variable.name == first.key)
             assert first.key is not None
             key = (self._arguments[first.key], pa.schema([(KEY, arrow_type(kind))]))
-        return CallIntake(self._spec.name, self.name, schema, key, self._arguments)
+        return CallIntake(self._spec.name, self.name, schema, key, self._method.name)
 
     def returned(self, query: str, turn: Turn, schema: pa.Schema) -> ReturnedRows:
         """Where what a turn gave is, whose rows had these columns."""
@@ -257,6 +273,16 @@ class ReturnedRows(NamedTuple):
         rows = pa.concat_tables(tables).sort_by(ROW).drop_columns([ROW])
         return rows.cast(self.schema).combine_chunks()
 
+    def kept_columns(self, client: Client) -> pa.Schema:
+        """The columns of what is kept of it; none where nothing is."""
+        streams = client.read(
+            lambda slices: ReadReturned(self.resident, self.writer, self.turn, slices, columns_only=True)
+        ).column(0)
+        for stream in streams:
+            schema = pa.ipc.open_stream(stream.as_buffer()).schema
+            return schema.remove(schema.get_field_index(ROW))
+        return pa.schema([])
+
     def _message(self, slices: list[SliceId]) -> ReadReturned:
         return ReadReturned(self.resident, self.writer, self.turn, slices)
 
@@ -271,3 +297,14 @@ def _check_into(into: str | None, method: Method) -> str | None:
             f"into={into!r}, but {method.name} returns nothing", hint="leave into= out", option="into"
         )
     return into
+
+
+def _same_results(kept: pa.Schema, wanted: pa.Schema, columns: int) -> bool:
+    """Whether what comes after so many columns of the rows is the same."""
+    return [(field.name, field.type) for field in list(kept)[columns:]] == [
+        (field.name, field.type) for field in list(wanted)[columns:]
+    ]
+
+
+def _results(schema: pa.Schema, columns: int) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in list(schema)[columns:]) or "nothing"

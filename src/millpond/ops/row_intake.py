@@ -21,7 +21,7 @@ from millpond.stores import views
 from millpond.stores.rows import digest_rows
 from millpond.stores.windows.firsts import DedupShape
 from millpond.stores.windows.join_shape import JoinShape
-from millpond.times import TIME_MAX, Progress, delay_for, format_time
+from millpond.times import Progress, delay_for, format_time
 from millpond.wire.base import KindOfTime
 from millpond.wire.dedups import DedupSpec
 from millpond.wire.epochs import EpochPlan, Receipt
@@ -135,11 +135,9 @@ class JoinIntake(RowIntake):
         window = self._spec.window
         if window is None or math.isinf(late_below):
             return super()._is_late(times, late_below)
-        starts = np.empty(len(times), np.int64)
-        kernel.pane_starts(
-            times, window.slide if window.kind == "sliding" else window.size, window.offset, starts
-        )
-        return np.where(starts > TIME_MAX - window.size, TIME_MAX, starts + window.size) <= late_below
+        ends = np.empty(len(times), np.int64)
+        kernel.last_ends(times, window.size, window.slide or window.size, window.offset, ends)
+        return ends <= late_below
 
 
 class DedupIntake(RowIntake):

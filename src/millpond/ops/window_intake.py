@@ -191,11 +191,9 @@ class WindowIntake:
         if window.kind in ("tumbling", "sliding"):
             starts = np.empty(len(times), np.int64)
             kernel.pane_starts(times, self.shape.pane, window.offset, starts)
-            if window.kind == "tumbling":
-                return starts, _later(starts, window.size)
-            last = np.empty(len(times), np.int64)
-            kernel.pane_starts(times, window.slide, window.offset, last)
-            return starts, _later(last, window.size)
+            ends = np.empty(len(times), np.int64)
+            kernel.last_ends(times, window.size, window.slide or window.size, window.offset, ends)
+            return starts, ends
         if window.kind == "session":
             return times, self._session_ends(times, values)
         if window.kind == "assigned":
@@ -251,7 +249,7 @@ class WindowIntake:
         spans: list[tuple[int, int, int]] = []
         for number, time in enumerate(distinct.tolist()):
             try:
-                windows = [(int(start), int(end)) for start, end in assign(time)]
+                pairs = [(_whole(start), _whole(end)) for start, end in assign(time)]
             except OF_THE_MACHINE:
                 raise
             except OF_USER_CODE as error:
@@ -260,7 +258,8 @@ class WindowIntake:
                     hint="a function (time) -> [(start, end), ...] gives pairs of whole numbers",
                     rule=code.name,
                 ) from None
-            for start, end in windows:
+            # A row is in a window or it is not, however often that is said.
+            for start, end in dict.fromkeys(pairs):
                 if not TIME_MIN <= start < end <= TIME_MAX:
                     raise RuleFailed(
                         f"{code.name!r} gave the window [{start}, {end}), which is none",
@@ -320,7 +319,8 @@ class WindowIntake:
             lowest, highest = int(rows.starts.min()), int(rows.starts.max())
             length = max(self.shape.pane, 1)
             pane_count = (highest - lowest) // length + 1
-            if pane_count > max(len(ids), 16):
+            # The first pane of all is known by the first time, and may end sooner than others.
+            if pane_count > max(len(ids), 16) or lowest == TIME_MIN:
                 values, panes = np.unique(rows.starts, return_inverse=True)
                 panes, pane_count = np.ascontiguousarray(panes.reshape(-1)), len(values)
             else:
@@ -339,6 +339,13 @@ class WindowIntake:
         chosen = firsts[:count]
         longs = [rows.starts[chosen], *([rows.ends[chosen]] if is_assigned else [])]
         return rows.keys.take(chosen), longs, layout.to_arrow(cells)
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if number != value:
+        raise ValueError(f"{value!r} is no whole number")
+    return number
 
 
 def _same_key(rows: int) -> Keys:

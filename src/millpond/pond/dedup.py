@@ -34,6 +34,9 @@ class Dedup:
     def place(self) -> tuple[str, None]:
         return self._spec.name, None
 
+    def __repr__(self) -> str:
+        return f"<dedup {self.name} by {self._spec.key}>"
+
     def over(
         self,
         *,

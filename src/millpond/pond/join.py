@@ -38,6 +38,9 @@ class Join:
     def place(self) -> tuple[str, None]:
         return self._spec.name, None
 
+    def __repr__(self) -> str:
+        return f"<{self.explain().splitlines()[0]}>"
+
     def left(
         self,
         *,

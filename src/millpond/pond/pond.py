@@ -77,6 +77,9 @@ class Pond:
         """By what tasks reach the pond."""
         return self._client.link
 
+    def __repr__(self) -> str:
+        return f"<pond at {self.address}>"
+
     def __enter__(self) -> Self:
         return self
 

@@ -12,14 +12,14 @@ import msgspec
 from millpond.client.client import Client
 from millpond.errors import BadOption
 from millpond.ops.direct import DirectReads
-from millpond.ops.direct_writes import RESULT, DirectWrites, operator_name
+from millpond.ops.direct_writes import RESULT, DirectWrites, as_name, column_of, operator_name
 from millpond.ops.program import ProgramCall
-from millpond.programs.entries import entries_in, name_since, place_of, value_of
+from millpond.programs.entries import entries_in, field_specs, name_since, place_of, value_of
 from millpond.programs.graph import Graph, Method
 from millpond.programs.rows import ONCE
 from millpond.wire.base import check_name
 from millpond.wire.epochs import AskTurns
-from millpond.wire.programs import FieldSpec, ProgramSpec, ReadEntries
+from millpond.wire.programs import ProgramSpec, ReadEntries
 from millpond.wire.questions import AskProgress, ResidentProgress
 
 # How often one looks whether containers have heard of a migration.
@@ -48,11 +48,14 @@ class Program:
     def place(self) -> tuple[str, None]:
         return self._spec.name, None
 
+    def __repr__(self) -> str:
+        return f"<program {self.name}: {', '.join(method.name for method in self.graph.methods)}>"
+
     def call(
         self,
         method: str,
         *,
-        name: str = "calls",
+        name: str | None = None,
         into: str | None = None,
         limit: str | float | timedelta | None = None,
         memory: str | int | None = None,
@@ -64,7 +67,7 @@ class Program:
         `columns` say by which columns the method's parameters are given, as in `user="user_id"`; one that has the parameter's
         own name need not be told, and one with a default may be left out. The rows come back with what was returned in the
         column `into`. `limit` and `memory` are what the calls of an epoch may take in a container. `name` is the operator's, for
-        ever; `history` as for `State.update`.
+        ever: the method's, if none is given; `history` as for `State.update`.
         """
         found = self._method(method)
         return ProgramCall(
@@ -72,7 +75,7 @@ class Program:
             self._spec,
             self._code,
             found,
-            name,
+            as_name(found.name) if name is None else name,
             _arguments(found, columns),
             into=into,
             limit=limit,
@@ -83,8 +86,11 @@ class Program:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A method of the program, to be called directly: see `ask`."""
-        if name.startswith("_") or name not in {method.name for method in self.graph.methods}:
-            raise AttributeError(f"a program has no attribute {name!r}, and this one no such method")
+        methods = [method.name for method in self.graph.methods]
+        if name.startswith("_") or name not in methods:
+            raise AttributeError(
+                f"a program has no attribute {name!r}, and {self._spec.name!r} no such method: it has {', '.join(methods)}"
+            )
         return partial(self.ask, name)
 
     def ask(self, method: str, /, *values: Any, idempotency_key: str | None = None, **arguments: Any) -> Any:
@@ -115,7 +121,7 @@ class Program:
                     self._code,
                     method,
                     operator_name(method.name),
-                    {parameter.name: parameter.name for parameter in method.parameters},
+                    {parameter.name: column_of(parameter.name) for parameter in method.parameters},
                     into=None if method.returns is None else RESULT,
                     history="shared",
                     once=ONCE if once else None,
@@ -182,10 +188,7 @@ class Program:
 
 
 def program_spec(name: str, graph: Graph) -> ProgramSpec:
-    fields = {
-        field.name: FieldSpec(field.kind, field.element, field.key, field.value) for field in graph.fields
-    }
-    return ProgramSpec(name=check_name(name, "the program"), lanes=graph.lanes, fields=fields)
+    return ProgramSpec(name=check_name(name, "the program"), lanes=graph.lanes, fields=field_specs(graph))
 
 
 def graph_of(program: Any) -> Graph:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.programs.decided import ABSENT, Place
+from millpond.programs.graph import Graph
 from millpond.programs.packing import pack, unpack
 from millpond.wire.programs import FieldSpec
 
@@ -35,6 +36,13 @@ ENTRIES = pa.schema(
         pa.field("deleted", pa.bool_(), nullable=False),
     ]
 )
+
+
+def field_specs(graph: Graph) -> dict[str, FieldSpec]:
+    """What the fields of a program are, as ponds know them."""
+    return {
+        field.name: FieldSpec(field.kind, field.element, field.key, field.value) for field in graph.fields
+    }
 
 
 class Entry(NamedTuple):

@@ -174,7 +174,7 @@ def bound(method: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
         value = arguments.get(parameter.name, parameter.default)
         try:
             found[parameter.name] = fit(value, parameter.type)
-        except (TypeError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadOption(
                 f"{parameter.name} of {method.name}: {error}",
                 hint=f"give a {parameter.type}",

@@ -41,7 +41,9 @@ def zero_of(kind: str) -> Any:
 
 
 def fit(value: Any, kind: str) -> Any:
-    """A copy of the value as one of the type. TypeError, or OverflowError for a long beyond 64 bits, if it is none."""
+    """A copy of the value as one of the type. If it is none a TypeError, an OverflowError for a long beyond 64 bits, or a
+    UnicodeEncodeError for a text with half a character.
+    """
     if value is None:
         return None
     if kind in SCALARS:
@@ -80,6 +82,8 @@ def _boolean(value: Any) -> bool:
 def _string(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no string")
+    if not value.isascii():
+        value.encode()  # half of a surrogate pair is no text that can be kept
     return str(value)
 
 

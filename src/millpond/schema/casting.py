@@ -212,7 +212,7 @@ def _hint(actual: pa.DataType, wanted: pa.DataType) -> str:
         return (
             f"round it yourself, by a cast to {describe_type(wanted)}: floating-point numbers are not decimal"
         )
-    return f"cast the column to {describe_type(wanted)} first, or declare the state's type as {describe_type(actual)}"
+    return f"cast the column to {describe_type(wanted)} first, or declare its type as {describe_type(actual)}"
 
 
 def _does_not_fit(actual: pa.DataType, wanted: pa.DataType, column_name: str, why: str) -> WrongType:

@@ -136,7 +136,10 @@ def _percentile(values: list[Any], p: float) -> float:
     share = place - below
     if share == 0 or ordered[below] == ordered[above]:
         return float(ordered[below])
-    return float(ordered[below] + (ordered[above] - ordered[below]) * share)
+    between = ordered[above] - ordered[below]
+    if isinstance(between, float) and not math.isfinite(between):
+        return float(ordered[below] * (1 - share) + ordered[above] * share)
+    return float(ordered[below] + between * share)
 
 
 def _nan_last(value: Any) -> tuple[bool, Any]:

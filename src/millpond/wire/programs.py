@@ -127,11 +127,12 @@ class RunTasks(Ask[TasksRan], frozen=True, tag=True):
 
 
 class ReadReturned(Read, frozen=True, tag=True):
-    """What the calls of a turn returned that came by these slices."""
+    """What the calls of a turn returned that came by these slices; or only which columns that has."""
 
     writer: Writer
     turn: Turn
     slices: list[SliceId]
+    columns_only: bool = False
 
 
 class ReadEntries(Read, frozen=True, tag=True):

@@ -29,7 +29,7 @@ from millpond.container.holdings.program_once import Given
 from millpond.container.holdings.program_read import run_tasks
 from millpond.container.holdings.program_run import EpochCalls
 from millpond.container.holdings.program_store import ProgramDelta, ProgramStore, merged_files
-from millpond.errors import BadMessage, StageLost, Unavailable
+from millpond.errors import BadMessage, ProgramFailed, StageLost, Unavailable
 from millpond.programs.entries import ENTRIES, NO_LANE, RETURNED, Entry, batch_of, entries_in
 from millpond.programs.migrating import changed_fields, exists_otherwise
 from millpond.programs.rows import KEY, ROW, in_table
@@ -65,9 +65,10 @@ def put_back(store: ProgramStore) -> None:
 
 
 class Ran(NamedTuple):
-    """What the calls of an epoch returned, by the slice by which they came; all slices here."""
+    """What the calls of an epoch returned, and how many there were, by the slice by which they came; all slices here."""
 
     outputs: dict[SliceId, pa.Table]
+    calls: list[int]
 
 
 class ProgramHolding(KeyedHolding[ProgramStore]):
@@ -175,7 +176,7 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
                 Moving(work, slices, self.pond_slices, self.means).run(rounds)
                 lines = {number: held.store.changed() for number, held in slices.items()}
                 made = record._replace(parts=parts_of(lines, self.pond_slices), came=record.rows)
-                return Ready(made, Ran(dict.fromkeys(slices, NOTHING)))
+                return Ready(made, Ran(dict.fromkeys(slices, NOTHING), [0] * self.pond_slices))
             what = f"method {work.method!r} of program {self.name!r}"
             method = self.means.limits.run(what, lambda: method_of(work))
             check_code(method.graph, self._program)
@@ -183,10 +184,30 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
             calls.run(record, rounds)
             calls.remember()
             outputs = _outputs(record, method, work, calls.returned, slices)
-            return Ready(self._record(record, slices, outputs), Ran(outputs))
+            came = sum((part.counts for part in record.parts), np.zeros(self.pond_slices, np.int64)).tolist()
+            return Ready(self._changes(record, slices, outputs, method), Ran(outputs, came))
         except BaseException:
             self._take_back(slices.values())
             raise
+
+    def _changes(
+        self,
+        record: Record,
+        slices: Mapping[SliceId, HeldSlice[ProgramStore]],
+        outputs: Mapping[SliceId, pa.Table],
+        method: LoadedMethod,
+    ) -> Record:
+        try:
+            return self._record(record, slices, outputs)
+        except (TypeError, ValueError, OverflowError) as error:
+            name = method.method.name
+            raise ProgramFailed(
+                f"method {name!r} of program {self.name!r} left something in a field that it cannot hold: {error}",
+                hint="nothing was changed; convert what is set there, for example by int(...) or float(...)",
+                program=self.name,
+                method=name,
+                line=method.method.line,
+            ) from error
 
     def _record(
         self,
@@ -229,7 +250,7 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
                 held.lock.release()
 
     def apply(self, ready: Ready) -> int:
-        record, outputs = ready.record, ready.made.outputs
+        record, outputs, calls = ready.record, ready.made.outputs, ready.made.calls
         self._migrated(record.work)
         for number, held in list(self.slices.items()):
             with held.lock:
@@ -240,7 +261,7 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
                     held.store.outputs.keep(record.writer, record.turn, _kept(outputs[number]))
                     self._changed(held, record.work)
                 held.undecided = None
-                held.load.rows_updated += len(outputs[number])
+                held.load.rows_updated += calls[number]
         self._calls += record.rows
         return record.rows
 
@@ -292,11 +313,13 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
 
     def read(self, message: Read) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         match message:
-            case ReadReturned(_, writer, turn, slices):
+            case ReadReturned(_, writer, turn, slices, columns_only):
                 tables = [
                     self._ask(number, lambda store: store.outputs.find(writer, turn)) for number in slices
                 ]
-                streams = [_stream(table) for table in tables if len(table)]
+                streams = [
+                    _stream(table.slice(0, 0) if columns_only else table) for table in tables if len(table)
+                ]
                 rows = pa.table([pa.array(streams, pa.large_binary())], schema=RETURNS)
             case ReadEntries(_, field, slices):
                 if field not in self._program.fields:

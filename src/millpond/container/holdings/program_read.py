@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -71,9 +72,14 @@ class ReadingCalls(EpochCalls):
                         address="",
                     )
                 self._seen.add(msgspec.msgpack.encode(sorted(held.vector.items())))
-                for token, values in inputs:
-                    with self._leaving_as_it_is(held.store, token):
-                        self._run_token(held.store, lane, token, values, over, going)
+                began = time.thread_time_ns()
+                try:
+                    for token, values in inputs:
+                        held.load.rows_fetched += 1
+                        with self._leaving_as_it_is(held.store, token):
+                            self._run_token(held.store, lane, token, values, over, going)
+                finally:
+                    held.load.cpu_ns += time.thread_time_ns() - began
         finally:
             held.asking.discard(self)
         return True

@@ -37,6 +37,7 @@ from millpond.programs.packing import pack, unpack
 from millpond.programs.rows import arrow_type, as_value, described, place_in_partition
 from millpond.programs.tokens import TOKENS, Routed, Token, places_of, sliced, slices_of_keys, tokens_in
 from millpond.programs.tracking import Tracked
+from millpond.schema import cast_column
 from millpond.wire.base import SliceId
 from millpond.wire.connection import SlicedBatch
 from millpond.wire.programs import ProgramSpec, ProgramWork
@@ -195,7 +196,8 @@ class EpochCalls:
         column = self._work.arguments.get(name)
         if column is None:
             return [parameter.default] * batch.num_rows
-        values = batch.column(batch.schema.names.index(column)).cast(arrow_type(parameter.type))
+        given = batch.column(batch.schema.names.index(column))
+        values = cast_column(given, pa.field(column, arrow_type(parameter.type)), column)
         return [as_value(found, parameter.type) for found in values.to_pylist()]
 
     def _taken(self, batch: pa.RecordBatch) -> list[Token]:
@@ -240,7 +242,7 @@ class EpochCalls:
         number = token.at
         if loaded.task.gathers and loaded.key is not None:
             # It says where it comes from: where it is for follows from its key.
-            [number] = self._slices_of([unpack(token.values, loaded.parts)[loaded.key]])
+            [number] = self._slices_of(loaded, [(token, unpack(token.values, loaded.parts)[loaded.key])])
         match loaded.task.access:
             case "partitioned":
                 return SliceId(number), NO_LANE
@@ -381,26 +383,27 @@ class EpochCalls:
     def _routed(self, target: LoadedTask, made: Sequence[Made]) -> Routed:
         """Tokens for the next task: each with the slice that it is to be sent to."""
         task, routed = target.task, []
-        numbers = (
-            [0] * len(made) if target.key is None else self._slices_of([m.values[target.key] for m in made])
-        )
-        for number, (token, values) in zip(numbers, made, strict=True):
-            packed = self._packed(token, self._method.tasks[token.task], values, target.parts)
+        # What is packed is of its type: a key, too.
+        packs = [
+            self._packed(token, self._method.tasks[token.task], values, target.parts)
+            for token, values in made
+        ]
+        numbers = [0] * len(made)
+        if target.key is not None:
+            numbers = self._slices_of(target, [(token, values[target.key]) for token, values in made])
+        for number, (token, _), packed in zip(numbers, made, packs, strict=True):
             routed += [
                 (to, token._replace(task=task.number, at=token.at if task.gathers else at, values=packed))
                 for to, at in places_of(self._spec, task, number, token.entry, self._pond_slices)
             ]
         return routed
 
-    def _slices_of(self, keys: list[Any]) -> list[int]:
-        if any(key is None for key in keys):
-            raise ProgramFailed(
-                f"{self._what} failed: a key is None",
-                hint="nothing was changed; filter rows without a key out, or check for None in the method",
-                program=self._spec.name,
-                method=self._method.method.name,
-            )
-        return slices_of_keys(keys, self._pond_slices)
+    def _slices_of(self, target: LoadedTask, keys: Sequence[tuple[Token, Any]]) -> list[int]:
+        """Of calls with the keys by which that task accesses state."""
+        for token, key in keys:
+            if key is None:
+                raise self._failed(token, target.task.line, "a key is None")
+        return slices_of_keys([key for _, key in keys], self._pond_slices)
 
     def _batches(self, made: Routed, owners: Mapping[SliceId, int]) -> dict[int, list[SlicedBatch]]:
         """Tokens by container, grouped by slice."""

@@ -38,6 +38,10 @@ class Asking:
         self.numbers: Counter[str] = Counter()
         self.used: set[str] = {n.id for m in methods.values() for n in ast.walk(m) if isinstance(n, ast.Name)}
         self.used |= {a.arg for m in methods.values() for a in ast.walk(m) if isinstance(a, ast.arg)}
+        self.temporary: set[str] = set()
+        """Variables for what an expression, or a helper, gives, on its way to where it is used."""
+        self.of_helpers: set[str] = set()
+        """Variables that nobody reads once their helper has returned."""
 
     def refuse(self, node: ast.AST, why: str, hint: str = "") -> BadProgram:
         return self.source.refuse(node, why, hint, self.stack[-1])
@@ -58,6 +62,17 @@ class Asking:
         self.numbers[stem] = number
         self.used.add(f"{stem}_{number}")
         return f"{stem}_{number}"
+
+    def of_helper(self, base: str) -> str:
+        own = self.fresh(base)
+        self.of_helpers.add(own)
+        return own
+
+    def passing(self, base: str) -> str:
+        """One that is temporary."""
+        own = self.fresh(base)
+        self.temporary.add(own)
+        return own
 
     # Questions
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from millpond.programs.compiler.accesses import Accesses, field_in, writes_in
-from millpond.programs.compiler.names import REJECT
+from millpond.programs.compiler.limits import BUILTINS
+from millpond.programs.compiler.names import REJECT, WORDS
 from millpond.programs.compiler.source import ProgramSource
-from millpond.programs.compiler.split import changed_names, view_names
+from millpond.programs.compiler.split import LEAVE, changed_names, is_view, view_names
 from millpond.programs.compiler.types import SET, Types, join
 from millpond.programs.values import SCALARS
+
+_KNOWN = BUILTINS | {REJECT, *WORDS.values(), LEAVE}
+"""Functions that neither change nor give back what they are given."""
+_CHOOSING = ("min", "max")
 
 
 def check_rejects(source: ProgramSource, accesses: Accesses, body: list[ast.stmt]) -> bool:
@@ -46,21 +51,65 @@ def check_rejects(source: ProgramSource, accesses: Accesses, body: list[ast.stmt
     return found
 
 
-def check_aliases(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:
-    """A list or vector that has two names, and is changed by one, would be two of them in another task."""
+def check_aliases(
+    source: ProgramSource,
+    accesses: Accesses,
+    body: list[ast.stmt],
+    types: Types,
+    temporary: Collection[str],
+    of_helpers: Collection[str],
+) -> None:
+    """A list or vector that has two names, and is changed by one, would be two of them in another task.
+
+    A temporary variable is no such name: nobody reads it once it was given on. Nor are those of a helper, then. But
+    where they hold a row of the state they are: whoever changes it must name it.
+    """
     changed = {name for statement in body for name in changed_names(statement)}
-    for node in (inner for statement in body for inner in ast.walk(statement)):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=own)], value=value):
-                for other in _same_as(value):
-                    kind = types.names.get(other, "")
-                    if {own, other} & changed and own != other and kind not in (*SCALARS, "null"):
-                        raise source.refuse(
-                            node,
-                            f"{own} and {other} are the same {kind or 'object'}, which is changed by one of the names",
-                            f"make a copy: {own} = {other}.copy()",
-                            accesses.method,
-                        )
+    handed_over = {name for statement in body for name in _handed_over(statement)}
+    assigned = [
+        (node, own.id, _same_as(value), value)
+        for statement in body
+        for node in ast.walk(statement)
+        for own, value in _assignments(node)
+    ]
+    given: dict[str, set[str]] = {}
+    for _, own, others, _ in assigned:
+        given.setdefault(own, set()).update(others)
+    rows = {own for _, own, _, value in assigned if is_view(value, accesses)}
+    while True:
+        found = rows | {own for own, others in given.items() if others & rows}
+        if found == rows:
+            break
+        rows = found
+    passing, gone = set(temporary) - rows, set(of_helpers) - rows
+    taken: dict[str, set[str]] = {}
+
+    def behind(name: str, seen: frozenset[str]) -> set[str]:
+        """The names that a value may have which came by a temporary variable."""
+        if name in seen or not (name in passing or (seen and name in gone)):
+            return {name} - seen
+        return set[str]().union(*(behind(other, seen | {name}) for other in given.get(name, ())))
+
+    for node, own, others, value in assigned:
+        # What a function of the user's gives is mostly new: it counts where the method itself changes it.
+        touched = changed if isinstance(value, ast.Call) else changed | handed_over
+        if own in passing and own not in changed:
+            continue
+        same: set[str] = set()
+        for other in others:
+            same |= behind(other, frozenset())
+            if other in passing:
+                same |= taken.setdefault(other, set())
+                taken[other].add(own)
+        for other in sorted(same - {own}):
+            kind = types.names.get(other, "")
+            if {own, other} & touched and kind not in (*SCALARS, "null"):
+                raise source.refuse(
+                    node,
+                    f"{own} and {other} are the same {kind or 'object'}, which is changed by one of the names",
+                    f"make a copy: {own} = {other}.copy()",
+                    accesses.method,
+                )
 
 
 def _same_as(node: ast.expr) -> set[str]:
@@ -72,7 +121,40 @@ def _same_as(node: ast.expr) -> set[str]:
             return _same_as(body) | _same_as(orelse)
         case ast.BoolOp(values=values):
             return set().union(*map(_same_as, values))
+        case ast.Call(func=ast.Attribute(attr="get" | "pop"), args=[_, default]):
+            return _same_as(default)
+        case ast.Call(func=ast.Name(id=function)) if function in _CHOOSING or function not in _KNOWN:
+            return set().union(*map(_same_as, _given(node)))
     return set()
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _handed_over(statement: ast.stmt) -> set[str]:
+    """The variables that functions of the user's get, which may change them."""
+    return {
+        name
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in _KNOWN
+        for value in _given(node)
+        for name in _same_as(value)
+    }
+
+
+def _assignments(node: ast.AST) -> list[tuple[ast.Name, ast.expr]]:
+    """The variables that a statement sets, each with what to."""
+    match node:
+        case ast.Assign(targets=[ast.Name() as own], value=value):
+            return [(own, value)]
+        case ast.AnnAssign(target=ast.Name() as own, value=ast.expr() as value):
+            return [(own, value)]
+        case ast.Assign(targets=[ast.Tuple(elts=targets) | ast.List(elts=targets)], value=value):
+            values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+            pairs = zip(targets, values, strict=False)
+            return [(own, value) for own, value in pairs if isinstance(own, ast.Name)]
+    return []
 
 
 def check_order(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:

@@ -73,7 +73,7 @@ class Expressions(Asking):
 
     def kept(self, node: ast.expr, out: list[ast.stmt]) -> ast.Name:
         """The value of an expression in a variable of its own."""
-        own = self.fresh("value")
+        own = self.passing("value")
         out.append(assign(own, node, node))
         return name(own, node)
 
@@ -91,7 +91,7 @@ class Expressions(Asking):
             case ast.BoolOp():
                 return self.short_circuit(node, out)
             case ast.IfExp():
-                own = self.fresh("value")
+                own = self.passing("value")
                 test = self.hoisted(node.test, out)
                 branches: list[list[ast.stmt]] = [[], []]
                 for branch, value in zip(branches, (node.body, node.orelse), strict=True):
@@ -185,7 +185,7 @@ class Expressions(Asking):
                 )
 
     def short_circuit(self, node: ast.BoolOp, out: list[ast.stmt]) -> ast.expr:
-        own = self.fresh("value")
+        own = self.passing("value")
         out.append(assign(own, self.hoisted(node.values[0], out), node))
         inner = out
         for value in node.values[1:]:
@@ -200,7 +200,7 @@ class Expressions(Asking):
 
     def chain(self, node: ast.Compare, out: list[ast.stmt]) -> ast.expr:
         """`a < b < c`, which asks for c only where a < b."""
-        own, inner = self.fresh("value"), out
+        own, inner = self.passing("value"), out
         left = self.settled_on(self.hoisted(node.left, out), out)
         for i, (op, value) in enumerate(zip(node.ops, node.comparators, strict=True)):
             branch = inner if i == 0 else []
@@ -231,7 +231,7 @@ class Expressions(Asking):
         return {n: name(self.fresh(n), node) for g in node.generators for n in bound_names(g.target)}
 
     def comprehension(self, node: ast.ListComp | ast.GeneratorExp, out: list[ast.stmt]) -> ast.expr:
-        own = self.fresh("values")
+        own = self.passing("values")
         targets = self.own_targets(node)
         add = ast.Call(ast.Attribute(name(own, node), "append", ast.Load()), [node.elt], [])
         body: ast.stmt = placed(ast.Expr(add), node)
@@ -338,7 +338,8 @@ class Expressions(Asking):
         self.parts_hoisted(call, out)
         arguments = helpers.bind(self.source, helper, call, self.stack[-1])
         self.stack.append(helper.name)
-        body, result = helpers.body_of(helper, arguments, self.fresh)
+        body, result = helpers.body_of(helper, arguments, self.of_helper)
+        self.temporary.add(result)
         out += self.block(body)
         self.stack.pop()
         return name(result, call)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import re
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
 from millpond.errors import BadProgram
+
+_WORD = re.compile(r"\bmp_(everywhere|reject|total|average|Vector|Matrix|DenseMatrix)\b")
+"""As the code of tasks calls what methods use of Millpond: see `names.WORDS`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class ProgramSource:
         return self.tree.name
 
     def refuse(self, node: ast.AST | int, why: str, hint: str = "", method: str = "") -> BadProgram:
-        """The error for what cannot be at that node, or line."""
+        """The error for what cannot be at that node, or line; in it, code stands as it was written."""
+        why, hint = (_WORD.sub(r"mp.\1", text) for text in (why, hint))
         line = node if isinstance(node, int) else getattr(node, "lineno", self.tree.lineno)
         where = f"{self.name}.{method}" if method else self.name
         return BadProgram(

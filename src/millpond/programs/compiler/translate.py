@@ -108,7 +108,7 @@ class _Translated:
         self.types.infer(self.body)
         self.rejects = checks.check_rejects(source, accesses, self.body)
         check_escapes(source, accesses, self.body, self.types)
-        checks.check_aliases(source, accesses, self.body, self.types)
+        checks.check_aliases(source, accesses, self.body, self.types, normal.temporary, normal.of_helpers)
         checks.check_order(source, accesses, self.body, self.types)
         checks.check_values(source, accesses, self.body, self.types)
         self.views = view_names(self.body, accesses)
@@ -192,7 +192,7 @@ class _Translated:
             value = self.source.functions[self.name].__globals__.get(ast.unparse(default), default)
         try:
             return fit(value, kind)
-        except (TypeError, OverflowError):
+        except (TypeError, ValueError, OverflowError):
             raise self.source.refuse(
                 default, f"the default of {argument.arg} is no {kind}", f"write a {kind}, or None", self.name
             ) from None

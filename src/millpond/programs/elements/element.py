@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import Any, ClassVar, Self
 
+from millpond.programs.values import LONG_MAX, LONG_MIN
+
 
 class Element(ABC):
     """State that can be taken apart into entries, each under a key of its own.
@@ -47,9 +49,13 @@ class Element(ABC):
 
 
 def index_of(key: Any) -> int:
-    """A row, column or entry number: a long. TypeError for all else."""
+    """A row, column or entry number: a long. TypeError for all else, OverflowError beyond 64 bits."""
     if type(key) is int:
-        return key
-    if isinstance(key, bool) or not hasattr(key, "__index__"):
+        number: int = key
+    elif isinstance(key, bool) or not hasattr(key, "__index__"):
         raise TypeError(f"{key!r} is no index: an int is expected")
-    return int(key.__index__())
+    else:
+        number = int(key.__index__())
+    if not LONG_MIN <= number <= LONG_MAX:
+        raise OverflowError(f"the index {number} is beyond the 64 bits of a long")
+    return number

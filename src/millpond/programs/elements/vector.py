@@ -20,7 +20,7 @@ class Vector(Element):
     __slots__ = ("_own",)
 
     def __init__(self, entries: Mapping[int, float] | Numbers | Vector | None = None) -> None:
-        self._own: dict[int, float] = {index_of(i): float(x) for i, x in _pairs(entries)}
+        self._own: dict[int, float] = {i: float(x) for i, x in _pairs(entries)}
 
     @classmethod
     def of(cls, entries: dict[int, float]) -> Vector:
@@ -139,6 +139,8 @@ class Vector(Element):
 def _pairs(entries: Mapping[int, float] | Numbers | Vector | None) -> list[tuple[int, float]]:
     if entries is None:
         return []
-    if isinstance(entries, Vector | Mapping):
-        return sorted(entries.items())
+    if isinstance(entries, Vector):
+        return entries.items()
+    if isinstance(entries, Mapping):
+        return sorted((index_of(i), x) for i, x in entries.items())
     return list(enumerate(entries))

@@ -15,7 +15,7 @@ from millpond.stores.windows.celltable import Fired, new_index
 from millpond.stores.windows.overlay import OverlayRows
 from millpond.stores.windows.rowlog import RowLog, shares_for
 from millpond.stores.windows.shape import WindowShape
-from millpond.stores.windows.slides import Slides, Span, has_ended
+from millpond.stores.windows.slides import Slides, Span, between, has_ended
 from millpond.stores.windows.touched import TouchedKeys
 from millpond.stores.windows.whole import Rows, WholeWindows, naming
 from millpond.times import TIME_MAX, TIME_MIN, Progress
@@ -66,7 +66,7 @@ class AlignedWindows:
     def _ends(self, starts: Longs) -> Longs:
         if self._shape.window.kind == "everything":
             return np.full(len(starts), TIME_MAX)
-        return np.array([min(start + self._shape.pane, TIME_MAX) for start in starts.tolist()], np.int64)
+        return np.array([self._shape.pane_end(start) for start in starts.tolist()], np.int64)
 
     def _group(self, span: Span) -> int:
         if span not in self._groups:
@@ -88,25 +88,25 @@ class AlignedWindows:
             self._drop((start, end))
 
     def _fire_sliding(self, sliding: Slides, watermark: Progress, closes: bool) -> Iterator[Fired]:
-        for start in sliding.due(sorted(start for start, _ in self._groups), watermark, closes):
-            yield from self._shares(self._between(start), start, start + self._shape.window.size)
+        panes, size = sorted(self._groups), self._shape.window.size
+        for start in sliding.due([start for start, _ in panes], watermark, closes):
+            yield from self._shares(between(panes, start, start + size), start, start + size)
         for span in [span for span in self._groups if sliding.is_done(span[0])]:
             self._drop(span)
 
     def _fire_touched(
         self, touched: TouchedKeys, watermark: Progress, closes: bool, emits: bool
     ) -> Iterator[Fired]:
-        for due in touched.due(self._groups, watermark, closes, emits):
-            spans = self._between(due.start) if self._sliding is not None else [(due.start, due.end)]
+        panes = sorted(self._groups)
+        for due in touched.due(panes, watermark, closes, emits):
+            spans = [(due.start, due.end)]
+            if self._sliding is not None:
+                spans = between(panes, due.start, due.start + self._shape.window.size)
             yield from self._shares(spans, *due.edges, due.keys)
-        for span in touched.settle(self._groups, watermark, closes, emits):
+        for span in touched.settle(panes, watermark, closes, emits):
             self._drop(span)
         if self._sliding is not None:
             self._sliding.next_start = self._sliding.first_behind(touched.fired)
-
-    def _between(self, start: int) -> list[Span]:
-        """The panes of the window that begins there."""
-        return sorted(span for span in self._groups if start <= span[0] < start + self._shape.window.size)
 
     def _shares(self, spans: list[Span], start: int, end: int, wanted: Keys | None = None) -> Iterator[Fired]:
         """A window of these panes; if it is large, of some keys after the others, so that not all of it is in memory."""
@@ -146,9 +146,9 @@ class AlignedWindows:
 
     def open(self, keys: Keys | None = None) -> Iterator[Fired]:
         if self._sliding is not None:
-            begins = sorted(start for start, _ in self._groups)
-            for start in self._sliding.starts(begins, np.inf):
-                yield from self._shares(self._between(start), start, start + self._shape.window.size, keys)
+            panes, size = sorted(self._groups), self._shape.window.size
+            for start in self._sliding.starts([start for start, _ in panes], np.inf):
+                yield from self._shares(between(panes, start, start + size), start, start + size, keys)
             return
         for start, end in sorted(self._groups):
             if self.touched is None or not self.touched.is_over((start, end)):

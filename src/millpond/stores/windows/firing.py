@@ -108,8 +108,8 @@ class FiringStore(ABC):
 
     @property
     def dirty_share(self) -> float:
-        """What is open comes and goes as a whole: a snapshot of it is a base."""
-        return 1.0
+        """What is open comes and goes as a whole: a snapshot of it is a base, whatever a delta may take."""
+        return math.inf
 
     def clean(self) -> None:
         self.outputs.clean()

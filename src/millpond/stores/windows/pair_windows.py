@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -50,13 +51,12 @@ class PaneRows:
         if pane not in self.groups:
             group = self._free.pop() if self._free else len(self.groups)
             self.groups[pane] = group
-            self.rows.expect(np.array([group]), np.array([min(pane + self._panes.pane, TIME_MAX)]))
+            self.rows.expect(np.array([group]), np.array([self._panes.pane_end(pane)]))
         return self.groups[pane]
 
-    def between(self, start: int, end: int) -> Longs:
-        """The groups of the panes that begin from start on, before the end."""
-        panes = sorted(pane for pane in self.groups if start <= pane < end)
-        return np.array([self.groups[pane] for pane in panes], np.int64)
+    def of(self, panes: Iterable[int]) -> Longs:
+        """The groups of those of these panes that it has rows of."""
+        return np.array([self.groups[pane] for pane in panes if pane in self.groups], np.int64)
 
     def drop(self, panes: Iterable[int]) -> None:
         for pane in panes:
@@ -81,6 +81,7 @@ class PairWindows(FiringStore):
         super().__init__(outputs)
         assert shape.panes is not None
         self.shape = shape
+        self._panes = shape.panes
         self._window = shape.panes.window
         self._sides: dict[Side, PaneRows] = {
             side: PaneRows(shape.panes, new_rows(shape.staged[side], "aar")) for side in SIDES
@@ -103,24 +104,24 @@ class PairWindows(FiringStore):
         closes = watermark == math.inf
         panes = self._all_panes()
         if self._sliding is None:
-            size = self._window.size
-            done = [pane for pane in panes if closes or has_ended(min(pane + size, TIME_MAX), watermark)]
-            windows = done
+            done = [pane for pane in panes if closes or has_ended(self._panes.pane_end(pane), watermark)]
+            windows = [self._panes.pane_start(pane) for pane in done]
         else:
             windows = list(self._sliding.due(panes, watermark, closes))
             done = [pane for pane in panes if closes or self._sliding.is_done(pane)]
         for start in windows:
-            yield from self._pairs(start, time_kind)
+            end = start + self._window.size
+            own = panes[bisect_left(panes, start) : bisect_left(panes, end)]
+            yield from self._pairs(own, start, end, time_kind)
         for side in self._sides.values():
             side.drop(done)
 
     def _all_panes(self) -> list[int]:
         return sorted({pane for side in self._sides.values() for pane in side.groups})
 
-    def _pairs(self, start: int, time_kind: str) -> Iterator[pa.Table]:
-        """All pairs of the window that begins there; if it is large, of some keys after the others."""
-        end = start + self._window.size
-        groups = [self._sides[side].between(start, end) for side in SIDES]
+    def _pairs(self, panes: list[int], start: int, end: int, time_kind: str) -> Iterator[pa.Table]:
+        """All pairs of a window of these panes; if it is large, of some keys after the others."""
+        groups = [self._sides[side].of(panes) for side in SIDES]
         if not all(map(len, groups)):
             return
         logs = [self._sides[side].rows for side in SIDES]
@@ -151,7 +152,7 @@ class PairWindows(FiringStore):
         if not panes:
             return None
         # The last window with a pane begins with it, or less than a pane's length before.
-        return min(panes[-1] + self._window.size, TIME_MAX)
+        return min(self._panes.pane_start(panes[-1]) + self._window.size, TIME_MAX)
 
     @property
     def nbytes(self) -> int:

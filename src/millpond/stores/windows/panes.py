@@ -19,7 +19,7 @@ from millpond.stores.windows.cellruns import CellRuns
 from millpond.stores.windows.cells import Cells
 from millpond.stores.windows.celltable import CellOverlay, CellTable, Fired
 from millpond.stores.windows.shape import WindowShape
-from millpond.stores.windows.slides import Slides, Span, has_ended
+from millpond.stores.windows.slides import Slides, Span, between, has_ended
 from millpond.stores.windows.spilled_panes import SpilledPanes
 from millpond.stores.windows.touched import TouchedKeys
 from millpond.times import TIME_MAX, TIME_MIN, Progress
@@ -97,7 +97,7 @@ class PaneStore:
     def _end(self, start: int) -> int:
         if self._shape.window.kind == "everything":
             return TIME_MAX
-        return min(start + self._shape.pane, TIME_MAX)
+        return self._shape.pane_end(start)
 
     def fire(self, watermark: Progress, closes: bool, emits: bool = False) -> Iterator[Fired]:
         """What ends at the watermark or before; all with `closes`."""
@@ -124,27 +124,29 @@ class PaneStore:
         self, touched: TouchedKeys, watermark: Progress, closes: bool, emits: bool
     ) -> Iterator[Fired]:
         again: SlidingCells | None = None
+        spans = sorted(self._panes)
         for due in touched.due(self._panes, watermark, closes, emits):
             if self._spilled:
-                yield from self._in_parts((due.start, due.end), due.edges, due.keys)
+                yield from self._in_parts(spans, (due.start, due.end), due.edges, due.keys)
                 continue
             if self._sliding is None:
                 table = self._panes[due.start, due.end]
             elif due.keys is None:
-                table = self._sliding.window(self._panes, due.start)
+                table = self._sliding.window(self._panes, spans, due.start)
             else:
                 again = again or SlidingCells(self._shape)
-                table = again.window(self._panes, due.start)
+                table = again.window(self._panes, spans, due.start)
             yield results_of(self._shape, table, *due.edges, due.keys)
         for span in touched.settle(self._panes, watermark, closes, emits):
             del self._panes[span]
         if self._sliding is not None:
             self._sliding.go_on(touched.fired)
 
-    def _in_parts(self, window: Span, edges: Span, keys: Keys | None) -> Iterator[Fired]:
-        """A window of which something may be on disk, some keys after the others."""
+    def _in_parts(self, spans: list[Span], window: Span, edges: Span, keys: Keys | None) -> Iterator[Fired]:
+        """A window of which something may be on disk, some keys after the others. `spans` are all panes, in their order."""
         assert self._spilled is not None
-        panes = self._panes if self._sliding is not None else {window: self._panes[window]}
+        own = between(spans, *window) if self._sliding is not None else [window]
+        panes = {span: self._panes[span] for span in own}
         for _, table in self._spilled.windows(panes, [window]):
             yield results_of(self._shape, table, *edges, keys)
 
@@ -156,7 +158,7 @@ class PaneStore:
         if self._spilled:
             for span in sorted(self._panes):
                 if self.touched is None or not self.touched.is_over(span):
-                    yield from self._in_parts(span, span, keys)
+                    yield from self._in_parts([], span, span, keys)
             return
         for (start, end), table in sorted(self._panes.items()):
             if self.touched is None or not self.touched.is_over((start, end)):
@@ -337,7 +339,8 @@ class SlidingCells(Slides):
         closes: bool,
         spilled: SpilledPanes | None = None,
     ) -> Iterator[Fired]:
-        due = self.due(sorted(start for start, _ in panes), watermark, closes)
+        spans = sorted(panes)
+        due = self.due([start for start, _ in spans], watermark, closes)
         if spilled is not None and (spilled or self._uncached):
             self._forget()
             starts = list(due)
@@ -345,7 +348,7 @@ class SlidingCells(Slides):
             yield from self._from_panes(panes, starts, None, spilled)
         else:
             for start in due:
-                table = self.window(panes, start)
+                table = self.window(panes, spans, start)
                 begin, end = max(start, TIME_MIN), min(start + self._size, TIME_MAX)
                 yield results_of(self._shape, table, begin, end, None)
         for span in [span for span in panes if self.is_done(span[0])]:
@@ -361,19 +364,18 @@ class SlidingCells(Slides):
         for start in [start for start in self._suffixes if self.is_done(start)]:
             del self._suffixes[start]
 
-    def window(self, panes: dict[Span, CellTable], start: int) -> CellTable:
-        """The cells of a window: of its older panes, then of its newer ones."""
+    def window(self, panes: dict[Span, CellTable], spans: list[Span], start: int) -> CellTable:
+        """The cells of a window: of its older panes, then of its newer ones. `spans` are all panes, in their order."""
+        end = start + self._size
         if self._size <= PANES_AT_ONCE * self._slide:
             table = self._new_table()
-            table.take_in_tables([panes[span] for span in panes if start <= span[0] < start + self._size])
+            table.take_in_tables([panes[span] for span in between(spans, start, end)])
             return table
         if self._recent is None or start >= self._turn:
-            self._turn_over(panes, start)
-        end = start + self._size
+            self._turn_over(panes, spans, start)
         assert self._recent is not None
-        begins = sorted(begin for begin, _ in panes if self._reach <= begin < end)
-        for begin in begins:
-            self._recent.take_in_all(panes[begin, min(begin + self._pane, TIME_MAX)])
+        for span in between(spans, self._reach, end):
+            self._recent.take_in_all(panes[span])
         self._reach = max(self._reach, end)
         older = self._suffixes.get(start)
         if older is None:
@@ -382,20 +384,17 @@ class SlidingCells(Slides):
         window.take_in_all(self._recent)
         return window
 
-    def _turn_over(self, panes: dict[Span, CellTable], start: int) -> None:
+    def _turn_over(self, panes: dict[Span, CellTable], spans: list[Span], start: int) -> None:
         """All panes of this window are the older ones from now on."""
         end = start + self._size
         self._suffixes = {}
         table = self._new_table()
-        spans = sorted((span for span in panes if start <= span[0] < end), reverse=True)
-        at = 0
+        older = between(spans, start, end)
         for begin in range(start + (self._size - 1) // self._slide * self._slide, start - 1, -self._slide):
-            fresh = [span for span in spans[at:] if span[0] >= begin]
-            if fresh:
+            if older and older[-1][0] >= begin:
                 table = table.copy() if len(table) else table
-                for span in fresh:
-                    table.take_in_all(panes[span])
-                at += len(fresh)
+            while older and older[-1][0] >= begin:
+                table.take_in_all(panes[older.pop()])
             if len(table):
                 self._suffixes[begin] = table
         self._recent = self._new_table()
@@ -411,15 +410,15 @@ class SlidingCells(Slides):
         self, panes: dict[Span, CellTable], keys: Keys | None, spilled: SpilledPanes | None = None
     ) -> Iterator[Fired]:
         """Windows that have begun and not fired; made anew of their panes."""
-        begins = sorted(start for start, _ in panes)
+        spans = sorted(panes)
+        starts = self.starts([start for start, _ in spans], np.inf)
         if spilled:
-            yield from self._from_panes(panes, list(self.starts(begins, np.inf)), keys, spilled)
+            yield from self._from_panes(panes, list(starts), keys, spilled)
             return
-        for start in self.starts(begins, np.inf):
+        for start in starts:
             table = self._new_table()
-            for begin in begins:
-                if start <= begin < start + self._size:
-                    table.take_in_all(panes[begin, min(begin + self._pane, TIME_MAX)])
+            for span in between(spans, start, start + self._size):
+                table.take_in_all(panes[span])
             if len(table):
                 yield results_of(
                     self._shape, table, max(start, TIME_MIN), min(start + self._size, TIME_MAX), keys

@@ -1,6 +1,6 @@
 """The index of keys and sessions, which stays in memory: spans that overlap are one.
 
-A session is a *node*; the sessions of a key are a list of nodes.
+A session is a *node*; the sessions of a key are a list of nodes, those that begin last first.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class SessionIndex:
         self._touching = touching
         self._index = new_index(self._kind)
         self._heads: Longs = np.empty(0, np.int64)
+        # While spans come: of each key the node that the last of them went to.
+        self._last: Longs = np.empty(0, np.int64)
         self.starts: Longs = np.empty(0, np.int64)
         self.ends: Longs = np.empty(0, np.int64)
         self._next: Longs = np.empty(0, np.int64)
@@ -70,16 +72,19 @@ class SessionIndex:
         nodes = np.empty(len(entries), np.int64)
         into, gone = np.empty((2, max(len(self), 0) + len(entries)), np.int64)
         self._control[2] = 0
+        order = _last_first(starts)
         done = 0
         while True:
             done = kernel.join_sessions(
                 entries, starts, ends, self._touching, done,
                 self._heads, self.starts, self.ends, self._next, self.entries,
                 self._free, self._control, nodes, into, gone, self._forward,
+                order, self._last,
             )  # fmt: skip
             if done == len(entries):
                 break
             self._make_room(len(entries) - done)
+        self._last[entries] = -1
         pairs = int(self._control[2])
         kernel.resolve(nodes, self._forward)
         into, gone = into[:pairs].copy(), gone[:pairs].copy()
@@ -114,8 +119,8 @@ class SessionIndex:
         entries = self._index.assign(keys)
         known, count = len(self._heads), len(self._index)
         if count > known:
-            self._heads = grown(self._heads, known, count)
-            self._heads[known:] = -1
+            self._heads, self._last = grown(self._heads, known, count), grown(self._last, known, count)
+            self._heads[known:] = self._last[known:] = -1
         return entries
 
     def _make_room(self, more: int) -> None:
@@ -188,24 +193,46 @@ class SessionIndex:
         heads = np.full(len(used), -1)
         heads[entries] = self._heads[used]
         self.entries[nodes] = renumbered[old]
-        self._index, self._heads = index, heads
+        self._index, self._heads, self._last = index, heads, np.full(len(used), -1)
 
     def part(self, nodes: Longs) -> SessionIndex:
         """Another index with these sessions alone, which are numbered from 0 on there."""
         other = SessionIndex(self._kind, self._touching)
-        merged = other.join(self.keys(nodes), self.starts[nodes], self.ends[nodes])
-        assert len(merged.nodes) == len(other), "sessions of a key are apart"
+        count, starts, ends = len(nodes), self.starts[nodes], self.ends[nodes]
+        if not count:
+            return other
+        other._note(starts, ends)
+        entries = other._entries_of(self.keys(nodes))
+        for name in ("starts", "ends", "_next", "entries", "_free", "_forward"):
+            setattr(other, name, grown(getattr(other, name), 0, count))
+        other.starts[:count], other.ends[:count], other.entries[:count] = starts, ends, entries
+        other._next[:count] = other._forward[:count] = -1
+        other._control[0] = count
+        order = np.lexsort((starts, entries))[::-1]
+        goes_on = np.concatenate(([False], entries[order[1:]] == entries[order[:-1]]))
+        other._next[order[:-1][goes_on[1:]]] = order[goes_on]
+        firsts = order[~goes_on]
+        other._heads[entries[firsts]] = firsts
         return other
 
     @property
     def nbytes(self) -> int:
-        arrays = (self._heads, self.starts, self.ends, self._next, self.entries, self._free, self._forward)
+        arrays = (
+            self._heads,
+            self._last,
+            self.starts,
+            self.ends,
+            self._next,
+            self.entries,
+            self._free,
+            self._forward,
+        )
         return self._index.nbytes + sum(int(array.nbytes) for array in arrays)
 
     @property
     def used_bytes(self) -> int:
         """Without the room for more."""
-        return self._index.nbytes + int(self._heads[: len(self._index)].nbytes) + 6 * 8 * self.size
+        return self._index.nbytes + 2 * int(self._heads[: len(self._index)].nbytes) + 6 * 8 * self.size
 
     def validate(self) -> None:
         self._index.validate()
@@ -218,9 +245,18 @@ class SessionIndex:
                 spans.append((int(self.starts[node]), int(self.ends[node])))
                 seen.append(node)
                 node = int(self._next[node])
+            starts = [start for start, _ in spans]
+            assert starts == sorted(starts, reverse=True), "those that begin last come first"
             spans.sort()
             for (_, end), (start, _) in pairwise(spans):
                 assert start > end if self._touching else start >= end, "sessions of a key are apart"
         assert sorted(seen) == self.all().tolist()
         assert self._first_start <= int(self.starts[seen].min(initial=TIME_MAX))
         assert self._first_end <= int(self.ends[seen].min(initial=TIME_MAX))
+
+
+def _last_first(starts: Longs) -> Longs:
+    """The order in which those that begin last come first."""
+    if (starts[1:] < starts[:-1]).any():
+        return np.argsort(starts, kind="stable")[::-1].copy()
+    return np.arange(len(starts))[::-1].copy()

@@ -274,7 +274,7 @@ class SessionRows:
         self._triggers[merged.gone] = TIME_MAX
         if CUT in batch.schema.names:
             cuts = views.longs(batch.column(CUT)) != 0
-            np.minimum.at(self._triggers, merged.nodes[cuts], starts[cuts] + 1)
+            np.minimum.at(self._triggers, merged.nodes[cuts], np.minimum(starts[cuts], TIME_MAX - 1) + 1)
 
     def _triggered(self, nodes: Longs) -> Longs:
         """When sessions are over, as far as is known now."""

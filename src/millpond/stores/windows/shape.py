@@ -16,6 +16,7 @@ from millpond.errors import BadOption, BadRule, WrongColumn
 from millpond.schema import KEY, TIME, KeyKind, key_kind, parse_ddl
 from millpond.stores import views
 from millpond.stores.windows.cells import CellLayout
+from millpond.times import TIME_MAX
 
 Pattern = Literal["rmw", "aar", "aur"]
 START, END, CUT = "_start", "_end", "_cut"
@@ -79,6 +80,14 @@ class WindowShape:
     @property
     def pattern(self) -> Pattern:
         return self.chosen.pattern
+
+    def pane_start(self, pane: int) -> int:
+        """Where a pane begins that is known by this time: the first of all, which is known by the first time, before that."""
+        return pane - (pane - self.window.offset) % self.pane
+
+    def pane_end(self, pane: int) -> int:
+        """Where it ends, as far as there is time."""
+        return min(self.pane_start(pane) + self.pane, TIME_MAX)
 
     @property
     def fires_once(self) -> bool:

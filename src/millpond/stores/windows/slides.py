@@ -18,17 +18,23 @@ def has_ended(end: int, watermark: Progress) -> bool:
     return end <= watermark and (end < TIME_MAX or watermark == np.inf)
 
 
+def between(spans: list[Span], start: int, end: int) -> list[Span]:
+    """Of spans in ascending order those that begin from `start` on, and before `end`."""
+    return spans[bisect_left(spans, (start,)) : bisect_left(spans, (end,))]
+
+
 class Slides:
     """Which windows there are over panes. `next_start` is the beginning of the first that has not fired, once one has."""
 
     def __init__(self, shape: WindowShape) -> None:
         self._size, self._slide = shape.window.size, shape.window.slide
         self._pane, self._offset = shape.pane, shape.window.offset
+        self._start_of = shape.pane_start
         self.next_start: int | None = None
 
     def first_with(self, pane: int) -> int:
         """The beginning of the first window that has a pane."""
-        last = self.last_with(pane)
+        last, pane = self.last_with(pane), self._start_of(pane)
         return last - (self._size - self._pane - (pane - last)) // self._slide * self._slide
 
     def last_with(self, pane: int) -> int:

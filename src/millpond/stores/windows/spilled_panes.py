@@ -19,6 +19,7 @@ from millpond.stores.windows.cellruns import CellRuns, Run
 from millpond.stores.windows.cells import Cells
 from millpond.stores.windows.celltable import CellTable
 from millpond.stores.windows.shape import WindowShape
+from millpond.stores.windows.slides import between
 
 Longs = NDArray[np.int64]
 Span = tuple[int, int]
@@ -143,10 +144,11 @@ class SpilledPanes:
         runs = [run for span in panes for run in self._runs.get(span, ())]
         rows = sum(run.rows for run in runs) + sum(map(len, panes.values()))
         parts = _power(-(-rows // _READ_ROWS), max((len(run.checksums) for run in runs), default=1))
+        every = sorted(panes)
         for part in range(parts):
             loaded: dict[Span, list[Chunk]] = {}
             for begin, end in spans:
-                own = sorted(span for span in panes if begin <= span[0] < end)
+                own = between(every, begin, end)
                 loaded = {span: chunks for span, chunks in loaded.items() if span[0] >= begin}
                 for span in own:
                     if span not in loaded:

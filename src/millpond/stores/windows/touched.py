@@ -19,7 +19,7 @@ from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
 from millpond.stores.windows.celltable import new_index
 from millpond.stores.windows.shape import END, START, WindowShape
-from millpond.stores.windows.slides import Slides, Span, has_ended
+from millpond.stores.windows.slides import Slides, Span, between, has_ended
 from millpond.times import TIME_MAX, TIME_MIN, Progress
 
 
@@ -79,21 +79,17 @@ class TouchedKeys:
     ) -> Iterator[Due]:
         size = self._shape.window.size
         slides.next_start = slides.first_behind(self.fired - self._shape.lateness)
-        for start in slides.starts(sorted(begin for begin, _ in self._recent), self.fired):
-            yield Due(start, start + size, self._between(start, start + size, self._recent))
+        recent = sorted(self._recent)
+        for start in slides.starts([begin for begin, _ in recent], self.fired):
+            yield Due(start, start + size, self._keys(between(recent, start, start + size), self._recent))
         slides.next_start = slides.first_behind(self.fired)
-        touched = {*self._recent, *self._waiting} if self._shape.updates else spans
-        for start in slides.starts(sorted(begin for begin, _ in touched), np.inf if is_all else watermark):
+        touched = sorted({*self._recent, *self._waiting} if self._shape.updates else spans)
+        for start in slides.starts([begin for begin, _ in touched], np.inf if is_all else watermark):
             if self._shape.updates:
-                yield Due(
-                    start, start + size, self._between(start, start + size, self._recent, self._waiting)
-                )
+                own = between(touched, start, start + size)
+                yield Due(start, start + size, self._keys(own, self._recent, self._waiting))
             else:
                 yield Due(start, start + size, None)
-
-    def _between(self, start: int, end: int, *where: dict[Span, KeyIndex]) -> Keys:
-        spans = {span for each in where for span in each if start <= span[0] < end}
-        return self._keys(sorted(spans), *where)
 
     def _keys(self, spans: Iterable[Span], *where: dict[Span, KeyIndex]) -> Keys:
         parts = [each[span] for span in spans for each in where if span in each]

@@ -51,6 +51,7 @@ def warm_up() -> None:
     )
     rows = np.arange(3)
     kernel.pane_starts(rows, 2, 0, rows.copy())
+    kernel.last_ends(rows, 2, 2, 0, rows.copy())
     kernel.dense_groups(rows, rows, 3, np.full(9, -1), rows.copy(), rows.copy())
     kernel.runs_of_keys(rows, rows, rows + 1, False, np.full(3, -1), *(rows.copy() for _ in range(4)))
     with tempfile.TemporaryDirectory() as directory:
@@ -68,6 +69,8 @@ def warm_up_joins() -> None:
         JoinSpec("", "", "", "", window=WindowCode("tumbling", size=10)),
         JoinSpec("", "", "", "", between=Between(-9, 9)),
     )
+    rows = np.arange(3)
+    kernel.last_ends(rows, 2, 2, 0, rows.copy())
     with tempfile.TemporaryDirectory() as directory:
         spilling = Spilling(OsFiles(), directory, 0)
         for key in ("key long", "key string"):

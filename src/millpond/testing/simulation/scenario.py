@@ -16,6 +16,8 @@ from millpond.pond.pond import Pond
 from millpond.testing.simulation.apps import App, Chronicle, Wrong
 from millpond.testing.simulation.faults import Weather
 from millpond.testing.simulation.fetcher import Fetcher, FetcherModel, draw_fetcher
+from millpond.testing.simulation.joins import DRAWN as ROWS_DRAWN
+from millpond.testing.simulation.joins import RowsModel, draw_rows
 from millpond.testing.simulation.kernel import Simulation
 from millpond.testing.simulation.ledger import LedgerModel, Teller, draw_ledger
 from millpond.testing.simulation.lost_disk import Witness, lose_a_disk
@@ -83,6 +85,10 @@ class Scenario:
         if self._program_chance.random() < PROGRAMS_DRAWN:
             self._draw_program("program")
 
+        self._rows_chance = Random(f"joins {seed}")
+        if not self.windows and not self.programs and self._rows_chance.random() < ROWS_DRAWN:
+            self._feed(draw_rows(self._rows_chance, "rows"), self._rows_chance)
+
     def _draw_state(self, name: str) -> None:
         chance = self.chance
         count, epochs = chance.choice((1, 2, 3)), chance.randint(2, 6)
@@ -126,10 +132,14 @@ class Scenario:
         chance = self._window_chance
         # What fires more than once is drawn apart, too.
         model = draw_window(chance, name, Random(f"staying {self.sim.seed}"))
-        self.windows.append(model)
         self.pond.window_bytes = chance.choice((None, 0, 600))
         # So that windows come to rest on the log, and go on from there, within a storm.
         self.pond.log_records = chance.choice((1, 3, 8))
+        self._feed(model, chance)
+
+    def _feed(self, model: WindowModel, chance: Random) -> None:
+        name = model.name
+        self.windows.append(model)
         self.pond.upkeep_s = min(self.pond.upkeep_s, self.storm_s / 12)
         pause_s = WINDOW_PACE * self.storm_s / len(model.turns)
         feeders = [[source] for source in model.delays] if model.apart else [list(model.delays)]
@@ -264,6 +274,7 @@ class Scenario:
             openings=self.pond.opened,
         )
         did["window epochs"] = sum(len(model.turns) for model in self.windows)
+        did.update({f"{each.kind} epochs": each.done for each in self.windows if isinstance(each, RowsModel)})
         did["windows fired"] = sum(len(rows) for model in self.windows for rows in model.results.values())
         did["program epochs"] = sum(model.acknowledged for model in self.programs)
         return Report(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -18,9 +18,8 @@ from millpond.code.windows import WindowCode
 from millpond.errors import OutputsGone
 from millpond.ops.committing import commit_staged, turn_of
 from millpond.ops.intake import Part
-from millpond.ops.window import WindowSource
+from millpond.ops.window import FiringSource
 from millpond.pond.pond import Pond
-from millpond.pond.window import Window
 from millpond.testing import window_aggregates as aggregates
 from millpond.testing import window_kinds as kinds
 from millpond.testing.simulation.apps import App, Chronicle, Wrong
@@ -129,17 +128,44 @@ class WindowModel:
         """What each epoch gave, and below zero what finishing did."""
         self._compute()
 
-    def _compute(self) -> None:
-        oracle = WindowOracle(
+    def oracle(self) -> Any:
+        return WindowOracle(
             self.shape.kind, self.aggregated[1], key="k", sources=self.delays, **self.firing._asdict()
         )
+
+    def values(self, source: str, row: Row) -> dict[str, int]:
+        """Of a row, as the oracle has them."""
+        return {"v": row.value}
+
+    def open_of(self, oracle: Any) -> list[Result]:
+        return cast("list[Result]", oracle.now())
+
+    def resident(self, pond: Pond) -> Any:
+        return pond.window(
+            self.name,
+            key="k long",
+            window=self.shape.window,
+            aggregate=self.aggregated[0],
+            value="v long",
+            **self.firing._asdict(),
+        )
+
+    def source(self, resident: Any, name: str) -> FiringSource:
+        return cast(FiringSource, resident.over(key="k", at="t", delay=self.delays[name], name=name))
+
+    def open_in(self, resident: Any) -> list[Result]:
+        """What is open."""
+        return cast("list[Result]", resident.now().to_pylist())
+
+    def _compute(self) -> None:
+        oracle = self.oracle()
         self.expected: list[list[Result]] = []
         self.open: list[list[Result]] = [[]]
         """Before the first turn, and after each."""
         for turn in self.turns:
-            rows = [(row.key, row.time, {"v": row.value}) for row in turn.rows]
+            rows = [(row.key, row.time, self.values(turn.source, row)) for row in turn.rows]
             self.expected.append(_sorted(oracle.epoch(turn.number, rows, turn.source).rows))
-            self.open.append(oracle.now())
+            self.open.append(self.open_of(oracle))
         self.left = _sorted(oracle.finish().rows)
         """What a finish gives."""
 
@@ -196,6 +222,26 @@ def draw_firing(chance: Random, shape: Shape) -> Firing:
     return Firing(lateness, "close" if has_ids else chance.choice(("close", "update")))
 
 
+def draw_turns(chance: Random, order: Sequence[str], reach: int) -> list[Turn]:
+    """Epochs of sources in this order; rows come up to `reach` late."""
+    taken: set[tuple[int, int]] = set()
+    counts = dict.fromkeys(order, 0)
+    turns: list[Turn] = []
+    value = 0
+    for source in order:
+        rows = []
+        for _ in range(chance.choice((0, 2, 5, 10))):
+            value += 1
+            key, time = chance.randrange(KEYS), counts[source] * SPAN + chance.randint(-reach, SPAN)
+            # Of two rows of one time the order would hang on their partitions.
+            if (key, time) not in taken:
+                taken.add((key, time))
+                rows.append(Row(key, time, value * 7 % 20))
+        turns.append(Turn(source, counts[source], rows))
+        counts[source] += 1
+    return turns
+
+
 def draw_window(chance: Random, name: str, staying: Random | None = None) -> WindowModel:
     """With `staying` it may fire more than once."""
     shape = SHAPES[chance.choice(sorted(SHAPES))]
@@ -208,20 +254,7 @@ def draw_window(chance: Random, name: str, staying: Random | None = None) -> Win
     if len(sources) > 1 and shape.window.kind == "sliding":
         # A row that is late for some of its windows goes into them all the same while another source holds them open.
         delays = dict.fromkeys(sources, reach)
-    taken: set[tuple[int, int]] = set()
-    counts = dict.fromkeys(sources, 0)
-    turns, value = [], 0
-    for source in order:
-        rows = []
-        for _ in range(chance.choice((0, 2, 5, 10))):
-            value += 1
-            key, time = chance.randrange(KEYS), counts[source] * SPAN + chance.randint(-reach, SPAN)
-            # Of two rows of one time the order would hang on their partitions.
-            if (key, time) not in taken:
-                taken.add((key, time))
-                rows.append(Row(key, time, value * 7 % 20))
-        turns.append(Turn(source, counts[source], rows))
-        counts[source] += 1
+    turns = draw_turns(chance, order, reach)
     apart = shape.aligned and len(sources) > 1 and chance.random() < 0.5
     return WindowModel(
         name,
@@ -257,14 +290,14 @@ class WindowFeeder(App):
 
     def work(self, pond: Pond, process: Process) -> None:
         model = self.model
-        window = open_window(pond, model)
+        resident = model.resident(pond)
         # All of them, whoever sends: without one that is still to come, the watermark would go too far.
-        sources = {name: self._source(window, name) for name in model.delays}
+        sources = {name: self._source(resident, name) for name in model.delays}
         while (turn := self._next()) is not None:
             self.pause(process, self._pause_s)
             if not model.apart and self._chance.random() < LOOKING:
                 since = model.done
-                model.check_open(since, window.now().to_pylist())
+                model.check_open(since, model.open_in(resident))
             if self._chance.random() < REPLAYING:
                 self._replay(pond, sources)
             if self._chance.random() < CHECKPOINTING:
@@ -283,13 +316,13 @@ class WindowFeeder(App):
         mine = (turn for turn in self.model.turns if turn.source in self._mine)
         return next((turn for turn in mine if turn.number >= self.model.acknowledged[turn.source]), None)
 
-    def _source(self, window: Window, name: str) -> WindowSource:
-        source = window.over(key="k", at="t", delay=self.model.delays[name], name=name)
+    def _source(self, resident: Any, name: str) -> FiringSource:
+        source = self.model.source(resident, name)
         if self.model.to_sink:
             source.to(lambda rows, number: self.model.take(name, number, rows.to_pylist()))
         return source
 
-    def _send(self, pond: Pond, source: WindowSource, turn: Turn) -> None:
+    def _send(self, pond: Pond, source: FiringSource, turn: Turn) -> None:
         keys = {row.key for row in turn.rows}
         if not self.model.apart:
             place = self.model.turns.index(turn)
@@ -299,14 +332,14 @@ class WindowFeeder(App):
         self.say(f"epoch {turn.number} of {source.name} fired {fired}", keys)
         self.model.take(source.name, turn.number, fired)
 
-    def _replay(self, pond: Pond, sources: dict[str, WindowSource]) -> None:
+    def _replay(self, pond: Pond, sources: dict[str, FiringSource]) -> None:
         """An epoch that was acknowledged is asked for again. The newest of a source is always kept."""
         done = [turn for turn in self.model.turns if turn.number < self.model.acknowledged[turn.source]]
         if done:
             turn = self._chance.choice(done[-3:])
             replay(pond, self.model, sources[turn.source], turn, self._chance)
 
-    def _finish(self, source: WindowSource) -> None:
+    def _finish(self, source: FiringSource) -> None:
         model = self.model
         self.say(f"finishes {source.name}")
         rows = source.finish()
@@ -316,18 +349,7 @@ class WindowFeeder(App):
         self.say(f"{source.name} has finished")
 
 
-def open_window(pond: Pond, model: WindowModel) -> Window:
-    return pond.window(
-        model.name,
-        key="k long",
-        window=model.shape.window,
-        aggregate=model.aggregated[0],
-        value="v long",
-        **model.firing._asdict(),
-    )
-
-
-def commit(pond: Pond, source: WindowSource, turn: Turn, chance: Random) -> list[Result]:
+def commit(pond: Pond, source: FiringSource, turn: Turn, chance: Random) -> list[Result]:
     """What an epoch fires, whose rows are staged by several tasks, some of them more than once."""
     client, wanted = pond._client, turn_of(turn.number)  # noqa: SLF001 - tasks stage by the client itself
     parts: list[list[Row]] = [[] for _ in range(chance.randint(1, 3))]
@@ -352,7 +374,7 @@ def commit(pond: Pond, source: WindowSource, turn: Turn, chance: Random) -> list
     return rows
 
 
-def replay(pond: Pond, model: WindowModel, source: WindowSource, turn: Turn, chance: Random) -> None:
+def replay(pond: Pond, model: WindowModel, source: FiringSource, turn: Turn, chance: Random) -> None:
     is_newest = turn.number == model.acknowledged[turn.source] - 1
     try:
         model.take(turn.source, turn.number, commit(pond, source, turn, chance))
@@ -373,13 +395,13 @@ class WindowChecker(App):
 
     def work(self, pond: Pond, process: Process) -> None:
         for model in self._models:
-            window = open_window(pond, model)
-            open_now = window.now().to_pylist()
+            resident = model.resident(pond)
+            open_now = model.open_in(resident)
             if open_now:
                 raise Wrong(f"{model.name} has finished, and {open_now} are open")
             model.check_finished()
             for name, epochs in model.acknowledged.items():
-                source = window.over(key="k", at="t", delay=model.delays[name], name=name)
+                source = model.source(resident, name)
                 if not model.to_sink:
                     rows = source.finish()
                     assert rows is not None
@@ -398,7 +420,8 @@ def _by_key(rows: Iterable[Result]) -> dict[int, list[Result]]:
 
 def _sorted(rows: Iterable[Result]) -> list[Result]:
     return sorted(
-        (dict(sorted(row.items())) for row in rows), key=lambda row: (row["k"], row["window_end"], repr(row))
+        (dict(sorted(row.items())) for row in rows),
+        key=lambda row: (row["k"], row.get("window_end", 0), repr(row)),
     )
 
 
