@@ -110,15 +110,28 @@ def test_a_program_that_is_forgotten_is_gone() -> None:
         assert pond.program("c", Counter).add(key=1, by=5) == 5
 
 
-def test_code_of_a_program_that_was_made_anew_does_not_run() -> None:
-    """Who still has the earlier one would take values for others."""
+def test_code_of_a_program_that_was_made_anew_runs_only_where_it_fits() -> None:
+    """Who still has the earlier one sees all lanes that there are, and takes no values for others."""
     other = CounterTimesTen.__millpond_graph__
+    fewer = Recommender.__millpond_graph__._replace(lanes=2)
     counts = other.fields[0]._replace(value="double")
     with LocalPond(LossyFiles(3), containers=2, slices=SLICES) as pond:
-        counter = pond.program("c", CounterTimesTen)
+        rec, counter = pond.program("rec", Recommender), pond.program("c", CounterTimesTen)
+        feed = rec.call("add_rating")
+        rec.add_rating(1, 2, 3.0)
+        pond.forget("rec")
         pond.forget("c")
+        anew = pond.program("rec", fewer)
+        anew.add_rating(1, 2, 3.0)
         pond.program("c", other._replace(fields=(counts, other.fields[1]))).call("add")
-        with pytest.raises(SchemaMismatch, match="no more as this code has it"):
+        rows = pa.table({"user": [1], "item": [2], "rating": [3.0]})
+        anew.call("add_rating")
+        assert rec.get_rec(user=1) == []
+        rec.add_rating(1, 4, 3.0)
+        feed(rows, 0)
+        assert anew.entries("user_item") == {(1, 2): 3.0, (1, 4): 3.0}
+        assert sum(sum(lane.values()) for lane in rec.entries("co_occ").values()) == 2.0
+        with pytest.raises(SchemaMismatch, match="'counts' is no more as this code has it"):
             counter.call("add", name="feed")(pa.table({"key": [1], "by": [1]}), 0)
         pond.validate()
 

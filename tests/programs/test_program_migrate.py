@@ -12,6 +12,7 @@ import pytest
 from test_program_plain import Recommender, draw_recommender, entries
 
 import millpond as mp
+from millpond.container.holdings import program_migrate
 from millpond.durable.crashpoints import SimulatedCrash, armed, counted
 from millpond.errors import BadOption, ProgramFailed, SchemaMismatch
 from millpond.ops import migration
@@ -144,7 +145,13 @@ def relaned(plain: Any, lanes: int) -> Any:
 
 
 @pytest.mark.parametrize("containers", [1, 3])
-def test_fields_become_what_a_function_makes_of_their_entries(containers: int) -> None:
+def test_fields_become_what_a_function_makes_of_their_entries(
+    containers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if containers > 1:
+        # So much that it takes several rounds.
+        monkeypatch.setattr(program_migrate, "BATCH_ROWS", 2)
+        monkeypatch.setattr(program_migrate, "ROUND_BYTES", 0)
     files = LossyFiles(3)
     with LocalPond(files, containers=containers, slices=SLICES, backups=containers // 2) as pond:
         pond.coordinator.maintain()

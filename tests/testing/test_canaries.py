@@ -316,7 +316,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
     ),
     # Two defences: one alone holds.
     "records that come before the copy are dropped": (
-        113,
+        76,
         [
             Edit(
                 BackupCore,
@@ -346,11 +346,11 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "slices are let go before the new owner has a backup": (
-        22,
+        15,
         [Edit(Placing, "_demote", "self.backups.take_in(slices, grounds)", "pass")],
     ),
     "a promotion forgets what was not known as decided": (
-        21,
+        15,
         [
             Edit(
                 Backups,

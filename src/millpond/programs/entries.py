@@ -107,6 +107,16 @@ def entries_in(batch: pa.RecordBatch) -> Iterator[Entry]:
         yield Entry(*row)
 
 
+def items_in(spec: FieldSpec, batch: pa.RecordBatch) -> Iterator[tuple[Place, Any]]:
+    """Of entries of one field, none of them deleted, their places and values."""
+    if spec.element not in ("matrix", "vector"):
+        return ((place_of(spec, entry), value_of(spec, entry)) for entry in entries_in(batch))
+    places = batch.column("i").to_pylist()
+    if spec.element == "matrix":
+        places = list(zip(places, batch.column("j").to_pylist(), strict=True))
+    return zip(places, batch.column("x").to_pylist(), strict=True)
+
+
 def entry_of(name: str, spec: FieldSpec, lane: int, place: Place, value: Any) -> Entry:
     entry = Entry(name, lane)
     if spec.element == "matrix":

@@ -28,12 +28,12 @@ class FieldSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def is_like(self, other: FieldSpec) -> bool:
         """Whether both hold the same, whenever they came to."""
-        return (self.kind, self.element, self.key, self.value) == (
-            other.kind,
-            other.element,
-            other.key,
-            other.value,
-        )
+        return (self.kind, self.types) == (other.kind, other.types)
+
+    @property
+    def types(self) -> tuple[str, str, str]:
+        """What its entries are."""
+        return self.element, self.key, self.value
 
     @property
     def words(self) -> str:
@@ -123,7 +123,7 @@ class RunTasks(Ask[TasksRan], frozen=True, tag=True):
 
     graph: bytes
     method: str
-    lanes: Lanes = 1
+    lanes: Lanes
 
 
 class ReadReturned(Read, frozen=True, tag=True):

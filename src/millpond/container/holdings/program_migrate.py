@@ -7,6 +7,7 @@ there is: a decision puts the one in place of the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Roun
 from millpond.container.holdings.program_store import ProgramStore
 from millpond.errors import BadMessage, MillpondError, ProgramFailed
 from millpond.programs.decided import Place
-from millpond.programs.entries import ENTRIES, NO_LANE, Entry, entry_of, place_of, value_of
+from millpond.programs.entries import ENTRIES, NO_LANE, batch_for, items_in
 from millpond.programs.migrating import Function, fitted_place, fitted_value, made_of, merged, order_of
 from millpond.programs.tokens import slices_of_keys
 from millpond.wire.base import SliceId
@@ -33,14 +34,16 @@ ROUND_BYTES = 16 << 20
 
 
 class Coming(NamedTuple):
-    """An entry of a new field. `order` tells where it comes from, and which it is of those that come from there."""
+    """Entries of a new field for a slice, or a lane in it, that come from one lane or from slices. `orders` tell where each comes
+    from there.
+    """
 
+    to: SliceId
     field: str
     lane: int
-    place: Place
-    value: Any
     source: int
-    order: bytes
+    items: list[tuple[Place, Any]]
+    orders: list[bytes]
 
 
 class Moving:
@@ -71,7 +74,7 @@ class Moving:
                         for (field, lane), tracked in held.store.parts.items()
                         if field == migration.source
                     ]
-        going: list[tuple[SliceId, Coming]] = []
+        going: list[Coming] = []
 
         def take_apart() -> None:
             for part in parts:
@@ -101,35 +104,40 @@ class Moving:
 
     # Out
 
-    def _made(
-        self, name: str, number: SliceId, lane: int, items: list[tuple[Place, Any]]
-    ) -> list[tuple[SliceId, Coming]]:
+    def _made(self, name: str, number: SliceId, lane: int, items: list[tuple[Place, Any]]) -> list[Coming]:
         """What comes of the entries of a slice or a lane, and where it belongs."""
         spec, source = self._work.after.fields[name], self._source(name)
         function, _ = self._functions[name]
-        made: list[Coming] = []
+        stays = function is None and source.types == spec.types
+        made: list[tuple[Place, Any]] = []
+        orders: list[bytes] = []
         for place, value in sorted(items, key=lambda item: item[0]):
-            order = order_of(place)
+            order = order_of(place) if lane == NO_LANE else b""
             try:
-                for count, (key, new) in enumerate(made_of(function, source, place, value)):
-                    target = self._lane(spec, number, lane)
-                    coming = Coming(
-                        name,
-                        target,
-                        fitted_place(spec, key),
-                        fitted_value(spec, new),
-                        lane,
-                        order + count.to_bytes(8, "big"),
-                    )
-                    made.append(coming)
+                new = (
+                    [(place, value)]
+                    if stays
+                    else [
+                        (fitted_place(spec, key), fitted_value(spec, x))
+                        for key, x in made_of(function, source, place, value)
+                    ]
+                )
             except Exception as error:
                 raise self._failed(name, place, error) from error
+            for each in new:
+                orders.append(order + len(made).to_bytes(8, "big"))
+                made.append(each)
+        target = self._lane(spec, number, lane)
         if spec.kind == "partial":
-            home = self._work.after.home_of
-            return [(home(each.lane, self._pond_slices), each) for each in made]
-        keys = [each.place[0] if spec.element == "matrix" else each.place for each in made]
-        numbers = map(SliceId, slices_of_keys(keys, self._pond_slices))
-        return list(zip(numbers, made, strict=True))
+            home = self._work.after.home_of(target, self._pond_slices)
+            return [Coming(home, name, target, lane, made, orders)]
+        keys = [place[0] if spec.element == "matrix" else place for place, _ in made]
+        going: dict[int, Coming] = {}
+        for to, item, order in zip(slices_of_keys(keys, self._pond_slices), made, orders, strict=True):
+            coming = going.setdefault(to, Coming(SliceId(to), name, target, lane, [], []))
+            coming.items.append(item)
+            coming.orders.append(order)
+        return list(going.values())
 
     def _lane(self, spec: FieldSpec, number: SliceId, lane: int) -> int:
         """In which lane an entry of a slice or a lane comes to be."""
@@ -137,73 +145,64 @@ class Moving:
             return NO_LANE
         return (number if lane == NO_LANE else lane) % self._work.after.lanes
 
-    def _exchanged(
-        self, going: Sequence[tuple[SliceId, Coming]], rounds: RoundsOf
-    ) -> list[tuple[SliceId, Coming]]:
+    def _exchanged(self, going: Sequence[Coming], rounds: RoundsOf) -> list[Coming]:
         """What all containers have for this one, in as many rounds as it takes."""
-        by_owner: dict[int, list[tuple[SliceId, Coming]]] = {}
-        for number, each in sorted(going, key=lambda one: one[0]):
-            by_owner.setdefault(rounds.owners[number], []).append((number, each))
-        queues = {
-            owner: list(
-                _sliced(self._batch([each for _, each in own]), [n for n, _ in own], self._pond_slices)
-            )
-            for owner, own in by_owner.items()
-        }
-        came: list[tuple[SliceId, Coming]] = []
+        by_owner: dict[int, list[Coming]] = {}
+        for each in sorted(going, key=lambda one: one.to):
+            if each.items:
+                by_owner.setdefault(rounds.owners[each.to], []).append(each)
+        queues = {owner: list(self._batches(own)) for owner, own in by_owner.items()}
+        came: list[Coming] = []
         while True:
             sending = {owner: _taken(queue) for owner, queue in queues.items()}
             batches, [left] = rounds.exchange(sending, [sum(map(len, queues.values()))])
             for batch, counts in batches:
-                numbers = np.repeat(np.arange(self._pond_slices), counts).tolist()
-                came += zip(map(SliceId, numbers), self._coming(batch), strict=True)
+                came += self._coming(batch, np.repeat(np.arange(self._pond_slices), counts).tolist())
             if not left:
                 return came
 
-    def _batch(self, entries: Sequence[Coming]) -> pa.RecordBatch:
+    def _batches(self, going: Sequence[Coming]) -> Iterator[SlicedBatch]:
         fields = self._work.after.fields
-        rows = [
-            (
-                *entry_of(each.field, fields[each.field], each.lane, each.place, each.value),
-                each.source,
-                each.order,
-            )
-            for each in entries
-        ]
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, COMING, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=COMING)
+        batches, numbers = [], []
+        for to, field, lane, source, items, orders in going:
+            entries = batch_for(field, fields[field], lane, items)
+            sources = pa.repeat(pa.scalar(source, pa.int32()), len(items))
+            columns = [*entries.columns, sources, pa.array(orders, pa.binary())]
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=COMING))
+            numbers += [to] * len(items)
+        yield from _sliced(pa.concat_batches(batches), numbers, self._pond_slices)
 
     # In
 
-    def _coming(self, batch: pa.RecordBatch) -> Iterator[Coming]:
+    def _coming(self, batch: pa.RecordBatch, numbers: Sequence[int]) -> Iterator[Coming]:
         if not batch.schema.equals(COMING):
             raise BadMessage(f"what comes for {self._work.before.name} in a round are no entries")
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            entry = Entry(*row[: len(ENTRIES)])
-            if entry.field not in self._work.fields:
-                raise BadMessage(f"the field {entry.field!r} is not migrated")
-            spec = self._work.after.fields[entry.field]
-            yield Coming(
-                entry.field, entry.lane, place_of(spec, entry), value_of(spec, entry), *row[len(ENTRIES) :]
-            )
+        whence = [batch.column(name).to_pylist() for name in ("field", "lane", "from")]
+        start = 0
+        for (to, field, lane, source), rows in groupby(zip(numbers, *whence, strict=True)):
+            if field not in self._work.fields:
+                raise BadMessage(f"the field {field!r} is not migrated")
+            piece = batch.slice(start, sum(1 for _ in rows))
+            start += piece.num_rows
+            entries = pa.RecordBatch.from_arrays(piece.columns[: len(ENTRIES)], schema=ENTRIES)
+            items = list(items_in(self._work.after.fields[field], entries))
+            yield Coming(SliceId(to), field, lane, source, items, piece.column("order").to_pylist())
 
-    def _put_together(self, came: Sequence[tuple[SliceId, Coming]]) -> dict[SliceId, ProgramStore]:
+    def _put_together(self, came: Sequence[Coming]) -> dict[SliceId, ProgramStore]:
         after = self._work.after
         made = {number: ProgramStore(after.fields, after.revision) for number in self._slices}
-        places: dict[tuple[SliceId, str, int], dict[Place, Any]] = {}
-        for number, each in sorted(came, key=lambda one: (one[0], one[1].source, one[1].order)):
-            values = places.setdefault((number, each.field, each.lane), {})
-            if each.place in values:
-                _, merge = self._functions[each.field]
-                try:
-                    value = merged(merge, after.fields[each.field], values[each.place], each.value)
-                except Exception as error:
-                    raise self._failed(each.field, each.place, error) from error
-                values[each.place] = value
-            else:
-                values[each.place] = each.value
-        for (number, field, lane), values in places.items():
+        by_place: dict[tuple[SliceId, str, int], list[Coming]] = {}
+        for each in came:
+            by_place.setdefault((each.to, each.field, each.lane), []).append(each)
+        for (number, field, lane), comings in by_place.items():
+            rows = [
+                (coming.source, order, item)
+                for coming in comings
+                for item, order in zip(coming.items, coming.orders, strict=True)
+            ]
+            values: dict[Place, Any] = {}
+            for _, _, (place, value) in sorted(rows, key=lambda row: row[:2]):
+                values[place] = self._merged(field, place, values[place], value) if place in values else value
             tracked = made[number].part(field, lane)
             for place, value in values.items():
                 if after.fields[field].element == "matrix":
@@ -211,6 +210,12 @@ class Moving:
                 else:
                     tracked.change(place, value)
         return made
+
+    def _merged(self, field: str, place: Place, old: Any, new: Any) -> Any:
+        try:
+            return merged(self._functions[field][1], self._work.after.fields[field], old, new)
+        except Exception as error:
+            raise self._failed(field, place, error) from error
 
     def _source(self, name: str) -> FieldSpec:
         return self._work.before.fields[self._work.fields[name].source]
