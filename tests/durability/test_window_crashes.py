@@ -26,7 +26,6 @@ from millpond.testing.simulation.windows import (
     WindowModel,
     commit,
     draw_window,
-    open_window,
 )
 
 CASES = {
@@ -72,7 +71,7 @@ class World:
 
     def start(self, containers: int) -> None:
         self.pond = LocalPond(self.files, containers=containers, slices=4, window_bytes=CASES[self.case][2])
-        window = open_window(self.pond, self.model)
+        window = self.model.resident(self.pond)
         self.window = window
         self.sources: dict[str, WindowSource] = {
             name: window.over(key="k", at="t", delay=delay, name=name)
