@@ -7,6 +7,7 @@ RocksDB comes to an end: what counts is how often what is open exceeds it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ def works(scale: Scale) -> Iterator[Over]:
 def work_of(query: str, scale: Scale, share: float) -> Work:
     """Of sessions there are so many keys that each has about one row in a gap."""
     open_rows = share * scale.budget / ROW_BYTES[query]
-    batch = max(BATCH_EVENTS_MIN, round(scale.windows * open_rows / BIDS / FILES))
+    batch = max(BATCH_EVENTS_MIN, math.ceil(scale.windows * open_rows / BIDS / FILES) + 1)
     return Work(
         events=FILES * batch,
         batch_events=batch,
