@@ -80,6 +80,12 @@ BODIES = [
     ('self.a[k] += 1\n        mp.reject("late")', 1, "after a write", "test first"),
     ('row = self.m[k]\n        row[1] = 2\n        if k:\n            mp.reject("late")', 3, "after a write", "test first"),
     ('for x in range(k):\n            if x > 1:\n                mp.reject("late")\n            self.a[x] += 1', 2, "after a write", "test first"),
+    ('if self.a.pop(k, 0) > 3:\n            mp.reject("no")', 1, "after a write, on line 11", "test first"),
+    ('while self.a.pop(k, 0) > 3:\n            mp.reject("no")', 1, "after a write, on line 11", "test first"),
+    ('for x in self.lists.pop(k, []):\n            mp.reject("no")', 1, "after a write, on line 11", "test first"),
+    ('if k:\n            k = 1\n        elif self.a.pop(k, 0) > 3:\n            k = 2\n        else:\n            mp.reject("no")', 5, "after a write, on line 13", "test first"),
+    ('for x in range(k):\n            self.a[k] += x\n        else:\n            mp.reject("no")', 3, "after a write, on line 12", "test first"),
+    ('mp.reject(str(self.a.pop(k, 0)))', 0, "after a write, on line 11", "test first"),
     ('x = mp.reject("no")', 0, "part of an expression", "statement"),
     # all else
     ("with open(s) as f:\n            pass", 0, "with", "argument"),
