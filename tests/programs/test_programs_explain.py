@@ -65,7 +65,9 @@ def test_cycles_are_told() -> None:
 
 
 def test_as_a_picture() -> None:
-    picture = mp.explain(define(RECOMMENDER)).svg()
+    explained = mp.explain(define(RECOMMENDER))
+    picture = explained.svg()
+    assert explained._repr_svg_() == picture, "what notebooks ask for"
     tree = ET.fromstring(picture)
     boxes = [e for e in tree.iter() if e.tag.endswith("rect")]
     assert len(boxes) == 2 + 2 + 3

@@ -7,10 +7,11 @@ from collections.abc import Collection, Sequence
 
 from millpond.programs.compiler.accesses import Accesses, field_in, writes_in
 from millpond.programs.compiler.limits import BUILTINS
-from millpond.programs.compiler.names import REJECT, WORDS
+from millpond.programs.compiler.order import HINT, order_seen
 from millpond.programs.compiler.source import ProgramSource
 from millpond.programs.compiler.split import LEAVE, changed_names, is_view, view_names
-from millpond.programs.compiler.types import SET, Types, join
+from millpond.programs.compiler.types import Types, join
+from millpond.programs.compiler.words import REJECT, WORDS
 from millpond.programs.values import SCALARS
 
 _KNOWN = BUILTINS | {REJECT, *WORDS.values(), LEAVE}
@@ -171,19 +172,9 @@ def _assignments(node: ast.AST) -> list[tuple[ast.Name, ast.expr]]:
 
 
 def check_order(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:
-    """Sets have another order in every process."""
-    for node in (inner for statement in body for inner in ast.walk(statement)):
-        iterated = node.iter if isinstance(node, ast.For | ast.comprehension) else None
-        match node:
-            case ast.Call(func=ast.Name(id="list" | "tuple" | "sum" | "enumerate" | "zip"), args=[first, *_]):
-                iterated = first
-        if iterated is not None and types.of(iterated) == SET:
-            raise source.refuse(
-                iterated,
-                "a set has another order in every process",
-                "write sorted(...) around it",
-                accesses.method,
-            )
+    """Sets have another order in every process: nothing may depend on it."""
+    for found in order_seen(body, types):
+        raise source.refuse(found, "a set has another order in every process", HINT, accesses.method)
 
 
 def check_values(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:
