@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millpond.coordinator import placement
+from millpond.coordinator import elasticity, placement
 from millpond.coordinator.elasticity import (
     AT_ONCE_MAX,
     MEMORY_TRIES_MAX,
@@ -341,6 +341,22 @@ def test_what_is_over_is_remembered_within_bounds() -> None:
     assert ids[-1] == REMEMBERED + 20
 
 
+def test_whoever_asked_for_many_learns_of_each_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More moves than are remembered, at once, and more after them."""
+    monkeypatch.setattr(elasticity, "REMEMBERED", 8)
+    slices = 32
+    pond = Pond((0,) * slices, (0, 1))
+    pond.elasticity.rooms = lambda owner, target: Room({1: 0}, {SliceId(n): n % 2 for n in range(slices)})
+    asked = [pond.elasticity.move(numbers(number), to=1)[0].id for number in range(slices)]
+    told = {info.id: info.stage for info in pond.elasticity.moves(asked)}
+    assert [told.get(each) for each in asked] == ["moved", "failed"] * 16
+    for number in range(slices):
+        pond.elasticity.move(numbers(0), to=number % 2)
+    later = pond.elasticity.moves()
+    assert sum(info.stage == "failed" for info in later) == 16, "failures are not forgotten for others"
+    assert len(later) <= 16 + slices + 1
+
+
 def test_progress_goes_on_and_time_left_is_guessed() -> None:
     ticket = Ticket(1, numbers(0), 0, 1, "move")
     assert ticket.info(5.0).seconds == 0.0, "it has not begun"
@@ -421,19 +437,36 @@ def test_one_change_at_a_time() -> None:
     pond = Pond(later=True)
     scaling = pond.elasticity.scale(2)
     assert pond.elasticity.leaving == {2}
+    done = list[int]()
     with pytest.raises(Unavailable, match="to 2 containers") as raised:
-        pond.elasticity.scale(3)
+        pond.elasticity.scale(3, first=lambda: done.append(3))
     assert raised.value.hint
+    assert not done
     assert pond.elasticity.scaling is scaling
 
 
-def test_who_finds_no_room_is_told_at_once() -> None:
-    pond = Pond()
+def test_who_finds_no_room_is_told_at_once_and_nothing_has_changed() -> None:
+    pond, done = Pond(), list[int]()
     pond.room = 3
     with pytest.raises(NoTaskSlots):
-        pond.elasticity.scale(4)
+        pond.elasticity.scale(4, first=lambda: done.append(4))
     assert pond.elasticity.scaling is None
+    assert not done
     assert scaled(pond, 2).error is None
+
+
+def test_what_comes_first_is_done_before_and_where_it_fails_nothing_else_is() -> None:
+    pond, ids = Pond(), list[list[int]]()
+
+    def fail() -> None:
+        raise AWAY
+
+    with pytest.raises(Unavailable):
+        pond.elasticity.scale(2, first=fail)
+    assert pond.elasticity.is_idle
+    assert pond.ids == [0, 1, 2]
+    assert pond.elasticity.scale(2, first=lambda: ids.append(list(pond.ids))).error is None
+    assert (ids, pond.ids) == ([[0, 1, 2]], [0, 1])
 
 
 def test_a_change_that_fails_says_why_and_the_next_may_begin() -> None:

@@ -22,7 +22,7 @@ from millpond.wire.moves import Cause, MoveInfo, Stage
 AT_ONCE_MAX = 2
 """Moves under way at the same time."""
 REMEMBERED = 256
-"""Moves that are over."""
+"""Moves that are over; and no fewer than there are slices, so that whoever asked for many learns what became of each."""
 TRIES_MAX, MEMORY_TRIES_MAX = 20, 5
 """Of a move, and of one for which somebody had not enough memory: waiting rarely helps there."""
 RETRY_S = (0.1, 5.0)
@@ -186,11 +186,17 @@ class Elasticity:
                 ticket = Ticket(self._number, own, owner, to, cause)
                 self._tickets[ticket.id] = ticket
                 tickets.append(ticket)
-            over = [ticket.id for ticket in self._tickets.values() if ticket.is_over]
-            for old in over[:-REMEMBERED]:
-                del self._tickets[old]
+            self._forget(max(REMEMBERED, record.slices))
         self._begin()
         return tickets
+
+    def _forget(self, remembered: int) -> None:
+        """The oldest that are over. Those that failed are told apart: none is forgotten for moves that went well."""
+        over = [ticket for ticket in self._tickets.values() if ticket.is_over]
+        for has_failed in (False, True):
+            alike = [ticket for ticket in over if (ticket.stage == "failed") is has_failed]
+            for ticket in alike[:-remembered]:
+                del self._tickets[ticket.id]
 
     def stay(self, slices: Collection[SliceId] | None = None) -> None:
         """Somebody wants these slices, or all, where they are or go: they do not go back to where they were."""
@@ -360,8 +366,12 @@ class Elasticity:
 
     # Containers
 
-    def scale(self, containers: int, cause: Cause = "scale") -> Scaling:
-        """Has so many containers share the slices evenly; goes on by itself."""
+    def scale(
+        self, containers: int, cause: Cause = "scale", first: Callable[[], object] = lambda: None
+    ) -> Scaling:
+        """Has so many containers share the slices evenly; goes on by itself. What comes `first` is done once nothing speaks
+        against it, and before anything else.
+        """
         record = self._memory.record
         if containers > record.slices:
             raise BadOption(
@@ -384,6 +394,11 @@ class Elasticity:
             ids = sorted(now[:containers] + free[: max(0, containers - len(now))])
             scaling = Scaling(ids, f"to {containers} containers", leaving=set(now).difference(ids))
             self.scaling = scaling
+        try:
+            first()
+        except BaseException:
+            self._ended(scaling)
+            raise
         self._runtime.spawn(partial(self._scale, scaling, cause), "millpond-scale")
         return scaling
 
@@ -412,8 +427,12 @@ class Elasticity:
         except Exception as error:  # noqa: BLE001 - whatever it is, who asked for it is told
             scaling.error = _as_ours(error)
         finally:
-            scaling.leaving = set()
-            scaling.what = ""
+            self._ended(scaling)
+
+    @staticmethod
+    def _ended(scaling: Scaling) -> None:
+        scaling.leaving = set()
+        scaling.what = ""
 
     def spread(self, record: PondRecord, ids: Sequence[int], cause: Cause) -> list[Ticket]:
         """Moves after which these containers share the slices evenly, as few as it takes."""

@@ -296,10 +296,11 @@ class CoordinatorService:
             case MoveSlices(slices, to):
                 return self._moves([ticket.id for ticket in elasticity.move(slices, to)])
             case Scale(containers, threads):
-                if threads is not None:
-                    self._set_threads(threads)
-                if containers is not None:
-                    elasticity.scale(containers)
+                set_threads = partial(self._set_threads, threads)
+                if containers is None:
+                    set_threads()
+                else:
+                    elasticity.scale(containers, first=set_threads)
                 return self._moves([], scaling=containers is not None)
             case Rebalance(by):
                 tickets, notes = self._balancing.rebalance(by, "rebalance")
@@ -334,9 +335,10 @@ class CoordinatorService:
         error = "" if change.error is None else str(change.error)
         return Moves(self.elasticity.moves(change.moves), change.what, error, list(notes))
 
-    def _set_threads(self, threads: int) -> None:
-        self._slices.threads = threads
-        self._ask_all(SetThreads(threads))
+    def _set_threads(self, threads: int | None) -> None:
+        if threads is not None:
+            self._slices.threads = threads
+            self._ask_all(SetThreads(threads))
 
     def tell(self, container: int, message: Call[R]) -> R:
         """Asks a container something that is about its process, and nothing that it holds."""
