@@ -24,7 +24,7 @@ from millpond.coordinator.homes import Homes
 from millpond.coordinator.loads import Room
 from millpond.coordinator.migrations import Watch
 from millpond.coordinator.records import PondRecord
-from millpond.errors import BadOption, MillpondError, NoTaskSlots, OutOfMemory, Unavailable
+from millpond.errors import BadOption, MillpondError, NoRoom, NoTaskSlots, OutOfMemory, Unavailable
 from millpond.runtime import Serial
 from millpond.wire.base import SliceId
 
@@ -609,6 +609,29 @@ def test_room_that_others_are_about_to_take_is_waited_for() -> None:
     (second,) = pond.elasticity.move(numbers(1), to=1)
     assert tries
     assert pond.stages(first, second) == ["moved", "moved"]
+
+
+def test_what_is_on_its_way_to_a_host_takes_room_from_all_of_its_containers() -> None:
+    pond = Pond((0,) * 6, (0, 1, 2, 3))
+    hosts = {0: "a", 1: "b", 2: "b", 3: "c"}
+    sizes = {SliceId(n): 60 for n in range(6)}
+    pond.elasticity.rooms = lambda owner, target: Room({target: 500}, sizes, {}, hosts, {"b": 100})
+    tries: list[int] = []
+
+    def hinder(stage: str) -> None:
+        if stage == "switching" and not tries:
+            tries.append(1)
+            with pytest.raises(Unavailable, match=r"the machine of container 2 has 100 left, of which 60"):
+                pond.elasticity._take_room(Ticket(9, numbers(1), 0, 2, "move"), 0, numbers(1))
+            pond.elasticity._take_room(Ticket(9, numbers(1), 0, 3, "move"), 0, numbers(1))
+
+    pond.hindrance = hinder
+    (first,) = pond.elasticity.move(numbers(0), to=1)
+    (large,) = pond.elasticity.move(numbers(1, 2), to=2)
+    assert tries
+    assert pond.stages(first, large) == ["moved", "failed"]
+    assert isinstance(large.error, NoRoom)
+    assert "the machine of container 2 has 100 left" in large.error.message
 
 
 @pytest.mark.parametrize("wish", ["move", "cancel", "scale"])

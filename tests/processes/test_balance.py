@@ -200,8 +200,10 @@ def test_a_container_gets_no_more_than_it_has_memory_for(
     sizes = {number: int(own["bytes"]) for number, own in pond.metrics()["slices"].items()}
     assert sizes[0] > 1000
     own = pond.metrics()["containers"][1]
-    assert own["memory_max_bytes"] > own["rss_bytes"] > 0, "what it has left is known"
-    monkeypatch.setattr(balancing, "_left", lambda metrics: 1000)
+    assert own["memory_max_bytes"] >= own["memory_share_bytes"] > own["rss_bytes"] > 0, (
+        "what it has left is known"
+    )
+    monkeypatch.setattr(balancing, "left_in", lambda figures: 1000)
     before = pond.placement()
     with caplog.at_level(logging.WARNING, "millpond"):
         assert pond.rebalance("rows") == []
@@ -216,7 +218,12 @@ def test_a_container_gets_no_more_than_it_has_memory_for(
     # What a change of their number came to is nothing to other moves.
     pond.move(7, to=0)
     pond.move(7, to=1)
-    monkeypatch.setattr(balancing, "_left", lambda metrics: max(sizes.values()))
+    monkeypatch.setattr(balancing, "left_in", lambda figures: max(sizes.values()))
+    with monkeypatch.context() as patch:
+        patch.setattr(balancing, "left_on_hosts", lambda figures, hosts: {hosts[1]: len(figures)})
+        assert pond.rebalance("rows") == []
+        with pytest.raises(Unavailable, match="the machine of container 1 has 2 left"):
+            pond.move(0, to=1)
     assert [move.slices for move in pond.rebalance("rows")] == [[0]]
 
 

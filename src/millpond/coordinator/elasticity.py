@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -343,26 +344,33 @@ class Elasticity:
             self._migrations.move(owner, ticket.target, slices, ticket)
 
     def _take_room(self, ticket: Ticket, owner: int, slices: Sequence[SliceId]) -> None:
-        """The target must have memory for them, besides what is on its way there."""
-        room = self.rooms(owner, ticket.target)
-        needs, left = room.needs(ticket.target, slices), room.left.get(ticket.target)
+        """The target and its host must have memory for them, besides what is on its way there."""
+        target = ticket.target
+        room = self.rooms(owner, target)
+        needs = room.needs(target, slices)
         with self._lock:
-            others = sum(
-                t.needs for t in self._tickets.values() if t.target == ticket.target and t is not ticket
-            )
-            if left is None or not needs or needs <= left - others:
+            others = [t for t in self._tickets.values() if t.needs and t is not ticket]
+            there = sum(t.needs for t in others if t.target == target)
+            beside = sum(t.needs for t in others if room.are_together(t.target, target))
+            limits = [
+                (f"container {target} has", room.left.get(target, math.inf), there),
+                (f"the machine of container {target} has", room.left_beside(target), beside),
+            ]
+            if not needs or all(needs <= left - taken for _, left, taken in limits):
                 ticket.needs = needs
                 return
-        what = f"{len(slices)} slices take {needs:,} bytes, and container {ticket.target} has {left:,} left"
+        who, left, taken = min(limits, key=lambda limit: limit[1] - limit[2])
+        what = f"{len(slices)} slices take {needs:,} bytes, and {who} {left:,} left"
         if needs > left:
             raise NoRoom(
                 what,
-                hint="move fewer or smaller ones, add containers, or open the pond with a larger memory=",
-                container=ticket.target,
+                hint="move fewer or smaller ones, add containers, on other machines where this one is short of memory,"
+                " or open the pond with a larger memory=",
+                container=target,
                 needs=needs,
-                left=left,
+                left=int(left),
             )
-        raise Unavailable(f"{what}, of which {others:,} are for slices on their way", address="")
+        raise Unavailable(f"{what}, of which {taken:,} are for slices on their way", address="")
 
     # Containers
 
