@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -275,7 +276,7 @@ def test_a_machine_that_does_not_see_the_root_is_named(
     monkeypatch.setattr(
         workers,
         "attempt",
-        lambda task: seen(ContainerTask(task.host, task.port, task.certificate, elsewhere)),
+        lambda task: seen(replace(task, grant_path=elsewhere)),
     )
     with pytest.raises(RootUnseen) as raised:
         hosting.start(0, Term(1))
@@ -285,10 +286,21 @@ def test_a_machine_that_does_not_see_the_root_is_named(
     assert raised.value.hint
 
 
+@pytest.mark.parametrize("sees", ["another system", "another directory", "none"])
 def test_a_container_on_another_machine_is_reached_by_tls(
-    hosting: SparkHosting, monkeypatch: pytest.MonkeyPatch
+    hosting: SparkHosting,
+    workers: Workers,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    sees: str,
 ) -> None:
-    monkeypatch.setattr(spark_hosting, "machine", lambda: "another one")
+    """As in a pod on the driver's own node: what lies at the path of the pond's sockets is another directory, or nothing."""
+    attempt = workers.attempt
+    if sees == "another system":
+        monkeypatch.setattr(spark_hosting, "machine", lambda sockets: f"another one, with {sockets}")
+    else:
+        there = tmp_path_factory.mktemp("there") / ("" if sees == "another directory" else "nothing")
+        monkeypatch.setattr(workers, "attempt", lambda task: attempt(replace(task, sockets=str(there))))
     host = hosting.start(0, Term(7))
     assert host.host == socket.gethostname()
     assert re.fullmatch(rf"tls:{re.escape(host.host)}:\d+/container-0-t7-[0-9a-f]+", host.address)

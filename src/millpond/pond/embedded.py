@@ -176,7 +176,10 @@ class EmbeddedPond:
     def client(self) -> Client:
         assert self._server is not None
         assert self._passes is not None
-        link = Link(self._server.address, self._passes.task_file, self._elsewhere, machine())
+        assert self._sockets is not None
+        link = Link(
+            self._server.address, self._passes.task_file, self._elsewhere, machine(self._sockets.path)
+        )
         dial = FlightDialer(self._passes.client())
         return Client(LocalConnection(self._coordinator), dial, link=link)
 

@@ -39,8 +39,8 @@ _LENGTH = struct.Struct("!I")
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True):
-    """The task's first words. `executor` names the process in which it runs, `machine` the running system, `attempt` is
-    Spark's own number of it.
+    """The task's first words. `executor` names the process in which it runs, `machine` from where it reaches the
+    pond's sockets, `attempt` is Spark's own number of it.
     """
 
     grant: str
