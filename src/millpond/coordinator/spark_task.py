@@ -110,7 +110,7 @@ class _Keeper:
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     streams = await asyncio.open_connection(self._task.host, self._task.port, ssl=trusted)
-                return Line(*streams)
+                return Line.patient(*streams)
             except OSError:
                 if time.monotonic() + DIAL_PAUSE_S > deadline:
                     raise
