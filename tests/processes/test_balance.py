@@ -267,11 +267,11 @@ def test_the_number_of_containers_follows_the_load(tmp_path: Path, monkeypatch: 
         pond.autoscale(None)
         load = Load(feed)
         load.start()
-        time.sleep(2.5)
+        time.sleep(1.5)  # longer than `hold`
         assert len(pond.containers()) == 1, "it is off"
         pond.autoscale((1, 2), busy=(0.06, 0.1), hold=1.0)
         await_true(lambda: watch() == 2, 30, lambda: f"{counts}")
-        until_s = time.monotonic() + 3.0
+        until_s = time.monotonic() + 2.0
         while time.monotonic() < until_s:
             watch()
             time.sleep(0.05)
@@ -281,7 +281,7 @@ def test_the_number_of_containers_follows_the_load(tmp_path: Path, monkeypatch: 
         quiet_s = time.monotonic()
         await_true(lambda: watch() == 1, 30, lambda: f"{counts}")
         assert time.monotonic() - quiet_s > 2.0, "after a while"
-        until_s = time.monotonic() + 2.0
+        until_s = time.monotonic() + 1.5
         while time.monotonic() < until_s:
             watch()
             time.sleep(0.05)
@@ -294,7 +294,7 @@ def test_the_number_of_containers_follows_the_load(tmp_path: Path, monkeypatch: 
     await_none_at(tmp_path / "pond")
     with mp.open(tmp_path / "pond", containers=2, threads=1) as pond:
         assert len(pond.states()["s"].snapshot()) == rows
-        time.sleep(1.0)
+        time.sleep(0.5)
         assert len(pond.containers()) == 2, "limits are not remembered"
 
 

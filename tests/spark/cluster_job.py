@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 
 import millpond as mp
 from millpond.coordinator.passes import Passes
+from millpond.errors import NoTaskSlots
 from millpond.wire.authority import Authority, Bundle
 from millpond.wire.handshake import bearer
 
@@ -177,6 +178,16 @@ def lose_a_machine(pond: mp.Pond, root: Path) -> dict[str, Any]:
     return told
 
 
+def refused(pond: mp.Pond) -> list[int]:
+    """More containers than leave slots for queries."""
+    try:
+        pond.scale(containers=4, threads=3)
+    except NoTaskSlots as error:
+        threads = {int(own["threads"]) for own in pond.metrics()["containers"].values()}
+        return [error.slots, error.taken, error.left, max(threads)]
+    return []
+
+
 def work(spark: SparkSession, pond: mp.Pond) -> list[Any]:
     """Functions of all kinds go to tasks."""
     state = pond.state("counts", key="long", value="long")
@@ -230,9 +241,10 @@ def main(where: Path) -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     root = where / "pond"
-    with mp.open(root, spark=spark, hosting="spark", containers=2) as pond:
+    with mp.open(root, spark=spark, hosting="spark", containers=2, threads=1) as pond:
         addresses = [container.address for container in pond.containers()]
         slots = pond.metrics()["task_slots"]
+        scaled = refused(pond)
         answers = work(spark, pond)
         pids, secrets = [container.pid for container in pond.containers()], secrets_of(pond, root)
         lost = lose_a_machine(pond, root)
@@ -253,6 +265,7 @@ def main(where: Path) -> None:
         "answers": answers,
         "addresses": addresses,
         "slots": slots,
+        "refused": scaled,
         "lost": lost,
         "left": left,
         "jobs": jobs,

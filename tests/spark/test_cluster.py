@@ -22,6 +22,7 @@ def test_a_machine_is_lost_and_no_secret_is_where_others_may_read_it(tmp_path: P
     told = json.loads(job.stdout.splitlines()[-1])
     assert told["answers"] == [[1, 40], [2, 50], [1, 4, 40], [2, 5, 50]]
     assert told["slots"] == {"wanted": 2, "had": 2}
+    assert told["refused"] == [4, 4, 0, 1], "queries would have no slot, and nothing has changed"
     lost = told["lost"]
     assert lost["words"].startswith("ended with its Spark task")
     assert lost["gone_s"] < GONE_S_MAX, "a container ends with its executor"
