@@ -201,6 +201,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
                 made[id(held)] = held.store.trial(
                     _pairs(portions), work.watermark, work.closes, work.time_kind, work.emits
                 )
+                held.store.tidy_folds()
 
             self.each(record, self.slices, try_one)
 
@@ -232,6 +233,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
                 held.store.begin_after(work.after)
                 pairs, store = _pairs(portions), held.store
                 if made is None:
+                    store.tidy_folds()
                     rows = store.run(pairs, work.watermark, work.closes, work.time_kind, work.emits)
                 else:
                     # What ran before the decision is what counts.

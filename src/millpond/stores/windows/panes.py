@@ -259,6 +259,11 @@ class PaneStore:
             self._spilled.tidy(span)
         return before - self.memory_bytes
 
+    def tidy_folds(self) -> None:
+        """What is on disk is merged by functions of the user's, where it has grown."""
+        if self._spilled is not None:
+            self._spilled.tidy_folds()
+
     def close(self) -> None:
         if self._spilled is not None:
             self._spilled.close()

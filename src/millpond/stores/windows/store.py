@@ -221,6 +221,11 @@ class WindowStore:
         )
         return fork.run(portions, watermark, closes, time_kind, emits)
 
+    def tidy_folds(self) -> None:
+        """Upkeep of what is on disk that runs user code: where that may fail, and is limited."""
+        if isinstance(self.windows, PaneStore):
+            self.windows.tidy_folds()
+
     def recode(self, shape: WindowShape) -> None:
         """The same windows, whose functions of their own are others from now on."""
         self.shape = shape
