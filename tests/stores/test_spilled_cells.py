@@ -179,7 +179,7 @@ def test_runs_are_merged_by_functions_of_the_users_where_these_may_fail(merge: A
         store.validate()
     if merge is _refused:
         assert store.windows.count == 12 * 500
-        with pytest.raises(RuleFailed, match="_added.*failed"):
+        with pytest.raises(RuleFailed, match="_added"):
             store.run([], 1000, closes=False, time_kind="long")
         return
     assert runs.figures["compactions"] > 0

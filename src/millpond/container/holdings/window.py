@@ -44,7 +44,15 @@ from millpond.wire.specs import Resident, Spec
 from millpond.wire.windows import AskOpen, FindOpen, ReadFired, ReadOpen, WindowSpec, WindowWork
 
 _T = TypeVar("_T")
-OPEN = pa.schema({"slice": pa.int64(), "open": pa.int64(), "newest": pa.int64(), "fired": pa.float64()})
+OPEN = pa.schema(
+    {
+        "slice": pa.int64(),
+        "open": pa.int64(),
+        "newest": pa.int64(),
+        "fired": pa.float64(),
+        "withheld": pa.bool_(),
+    }
+)
 """What `AskOpen` is answered by."""
 KEPT_BYTES = 32 << 20
 """Of what is read of open windows, what may be in memory until it is sent."""
@@ -325,6 +333,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
             held.check_whole()
             windows = held.store.windows
             row = [[int(number)], [windows.count], [windows.newest], [float(held.store.fired)]]
+            row.append([held.store.withheld])
         return pa.table([pa.array(v, f.type) for v, f in zip(row, OPEN, strict=True)], schema=OPEN)
 
     def size(self, held: HeldSlice[WindowStore]) -> Size:

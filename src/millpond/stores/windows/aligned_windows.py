@@ -179,6 +179,10 @@ class AlignedWindows:
         return other
 
     @property
+    def withheld(self) -> bool:
+        return self.touched is not None and self.touched.withheld
+
+    @property
     def oldest(self) -> int:
         return min((start for start, _ in self._groups), default=TIME_MAX)
 

@@ -188,6 +188,11 @@ class CountedWindows:
         return other
 
     @property
+    def withheld(self) -> bool:
+        used = len(self._index)
+        return bool((self._changed[:used] & (self._counts[:used] > 0)).any())
+
+    @property
     def oldest(self) -> int:
         # Rows stay in any order of their times.
         return TIME_MIN if self._counts[: len(self._index)].any() else TIME_MAX

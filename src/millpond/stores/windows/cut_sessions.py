@@ -311,6 +311,12 @@ class CutSessions:
         return other
 
     @property
+    def withheld(self) -> bool:
+        # What was loaded has not been looked at yet.
+        nodes = self._index.all()
+        return bool((self._waiting[nodes] | self._touched[nodes]).any())
+
+    @property
     def oldest(self) -> int:
         return self._index.oldest
 

@@ -202,6 +202,10 @@ class PaneStore:
         return other
 
     @property
+    def withheld(self) -> bool:
+        return self.touched is not None and self.touched.withheld
+
+    @property
     def oldest(self) -> int:
         """The beginning of the first that is open."""
         return min((start for start, _ in self._panes), default=TIME_MAX)

@@ -156,6 +156,10 @@ class SessionCells:
         return pa.RecordBatch.from_arrays([*columns, *cells], schema=self._shape.staged)
 
     @property
+    def withheld(self) -> bool:
+        return self.marks is not None and self.marks.withheld(self._index)
+
+    @property
     def oldest(self) -> int:
         return min(self._index.oldest, self._spilled.oldest) if self._spilled else self._index.oldest
 
@@ -401,6 +405,10 @@ class SessionRows:
             return self._index.ended(np.inf if closes else watermark)
         nodes = self._index.all()
         return nodes if closes else nodes[self._triggered(nodes) <= watermark]
+
+    @property
+    def withheld(self) -> bool:
+        return self.marks is not None and self.marks.withheld(self._index)
 
     @property
     def oldest(self) -> int:

@@ -73,6 +73,10 @@ class OpenWindows(Protocol):
         """What `marked` gave, behind what `contents` gave."""
 
     @property
+    def withheld(self) -> bool:
+        """Where windows are updated: whether something has changed since it was last sent."""
+
+    @property
     def oldest(self) -> int:
         """The earliest time that something here depends on."""
 
@@ -235,6 +239,11 @@ class WindowStore:
     def keep(self, writer: str, turn: Turn, rows: pa.Table | Stored) -> None:
         """What an epoch fired."""
         self.outputs.keep(writer, turn, rows)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether an epoch that emits would give an update, though it brought nothing."""
+        return self.shape.updates and self.windows.withheld
 
     def open(self, time_kind: str, keys: Keys | None = None) -> pa.Table:
         """What is open now, of all keys or of these."""
