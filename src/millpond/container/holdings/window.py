@@ -62,6 +62,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
     """One window's slices in this container. Until its types are known nothing can come for it."""
 
     snapshot_schema = PARTS
+    in_pieces = True
     work_type = WindowWork
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:

@@ -155,8 +155,8 @@ class AlignedWindows:
                 yield from self._shares([(start, end)], start, end, keys)
 
     def contents(self) -> Iterator[pa.RecordBatch]:
-        for _, group in sorted(self._groups.items()):
-            yield self.rows.peek(np.array([group]))[0]
+        groups = [group for _, group in sorted(self._groups.items())]
+        return (rows for _, rows in self.rows.frozen(np.array(groups, np.int64)))
 
     def marked(self) -> Iterator[tuple[str, pa.Table]]:
         if self.touched is not None:

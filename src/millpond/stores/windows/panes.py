@@ -8,6 +8,8 @@ window costs the same, however many slides there are in it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -170,12 +172,14 @@ class PaneStore:
 
     def contents(self) -> Iterator[pa.RecordBatch]:
         """All of it, as rows that `insert` takes."""
+        parts: list[Iterator[pa.RecordBatch]] = []
         for span, table in sorted(self._panes.items()):
-            if self._spilled:
-                for batch in self._spilled.batches(span):
-                    yield self._staged(span, batch.columns)
+            if self._spilled is not None and self._spilled.has(span):
+                columns = (batch.columns for batch in self._spilled.batches(span))
+                parts.append(map(partial(self._staged, span), columns))
             keys, cells = table.all()
-            yield self._staged(span, [keys.to_arrow(), *self._layout.to_arrow(cells)])
+            parts.append(iter([self._staged(span, [keys.to_arrow(), *self._layout.to_arrow(cells)])]))
+        return chain.from_iterable(parts)
 
     def _staged(self, span: Span, columns: list[pa.Array]) -> pa.RecordBatch:
         key, *cells = columns

@@ -177,10 +177,17 @@ class SpilledPanes:
                     yield (begin, end), merged
 
     def batches(self, span: Span) -> Iterator[pa.RecordBatch]:
-        """All rows on disk of a pane: keys and cells."""
-        for run in self._runs.get(span, ()):
-            for part in range(len(run.checksums)):
-                yield self._files.read(run, part, self._schema)
+        """All rows on disk of a pane, as they are now: keys and cells. They may be read later, and from any thread."""
+        runs = list(self._runs.get(span, ()))
+        pin = self._files.pin(runs)
+
+        def read() -> Iterator[pa.RecordBatch]:
+            for run in runs:
+                for part in range(len(run.checksums)):
+                    yield self._files.read(run, part, self._schema)
+            pin.release()
+
+        return read()
 
     @property
     def spans(self) -> list[Span]:
