@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.kernels._jit import inlined, jit, part
+from millpond.kernels._jit import brief, inlined, jit, part
 from millpond.kernels.cell_grid import follow, set_in_grid
 from millpond.kernels.cells import (
     BASE,
@@ -137,7 +137,7 @@ def clear_number(cells: Any, number: int) -> None:
             change_cell(cells, number, place, 0, 0)
 
 
-@jit
+@brief
 def clear(cells: Any, row: int, whole: bool) -> None:
     """Removes the cells of a row, or of all."""
     if whole:
@@ -226,7 +226,7 @@ def _begin(cells: Any, base: int) -> None:
         cells.log = np.empty((0, 4), np.int64)
 
 
-@jit
+@brief
 def mark(cells: Any) -> Any:
     """A place in the log to come back to."""
     control = cells.control
