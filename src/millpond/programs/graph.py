@@ -85,6 +85,19 @@ def first_key(kinds: Mapping[str, str]) -> str:
     return next((name for name, kind in kinds.items() if kind in ("long", "string")), "")
 
 
+class OwnClass(NamedTuple):
+    """A state class of the user's, and the fields that are of it: methods over a map. `constants` are numbers and texts.
+
+    `merged` makes one of two values of a key, where lanes become one.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    methods: tuple[Code, ...]
+    constants: tuple[tuple[str, bool | int | float | str], ...]
+    merged: Code | None = None
+
+
 class Graph(NamedTuple):
     """A program: `levels` are the names of fields, round by round.
 
@@ -102,6 +115,7 @@ class Graph(NamedTuple):
     serial: bool
     why: tuple[str, ...]
     functions: tuple[Code, ...]
+    own: tuple[OwnClass, ...] = ()
 
     @property
     def version(self) -> str:
@@ -111,11 +125,15 @@ class Graph(NamedTuple):
             method._replace(line=0, tasks=tuple(task._replace(line=0, lines=()) for task in method.tasks))
             for method in self.methods
         ]
-        told = (self.lanes, self.max_rounds, fields, methods, self.functions)
+        told = (self.lanes, self.max_rounds, fields, methods, self.functions, self.own)
         return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=8).hexdigest()
 
     def field(self, name: str) -> Field:
         return next(field for field in self.fields if field.name == name)
+
+    def class_of(self, field: str) -> OwnClass | None:
+        """The user's own class that the field is of."""
+        return next((own for own in self.own if field in own.fields), None)
 
     def method(self, name: str) -> Method:
         return next(method for method in self.methods if method.name == name)

@@ -15,7 +15,8 @@ from typing import Any
 
 from millpond.errors import BadOption
 from millpond.programs.annotations import Kind, ProgramOptions
-from millpond.programs.elements import Element, Map
+from millpond.programs.elements import Element, Map, StateElement
+from millpond.programs.elements.own import Bound
 from millpond.programs.graph import Graph, first_key
 from millpond.programs.merging import READING_EVERYWHERE, WRITING_EVERYWHERE, Collection
 from millpond.programs.slicing import SLICES, lane_of
@@ -111,6 +112,17 @@ class _Keyed:
     def pop(self, place: Any, *default: Any) -> Any:
         return self._at(place).pop(place, *default)
 
+    def __getattr__(self, name: str) -> Any:
+        """A method of a class of the user's: its first argument is the key."""
+        if not isinstance(self._element, StateElement):
+            raise AttributeError(name)  # noqa: TRY004 - what Python asks for
+
+        def method(key: Any, *given: Any) -> Any:
+            element = self._at(key)
+            return getattr(Bound(type(element), element.state, by_key=True), name)(key, *given)
+
+        return method
+
 
 class _Lane:
     """A partial field, in the lane that the call has at the first operation; `everywhere` can ask for the others.
@@ -134,7 +146,10 @@ class _Lane:
 
     def __getattr__(self, name: str) -> Any:
         def operation(*args: Any, **kwargs: Any) -> Any:
-            return getattr(self._element, name)(*args, **kwargs)  # arguments come first, and their keys
+            element = self._element  # arguments come first, and their keys
+            if isinstance(element, StateElement):
+                element = Bound(type(element), element.state, by_key=False)
+            return getattr(element, name)(*args, **kwargs)
 
         return operation
 
@@ -162,6 +177,10 @@ class _Everywhere:
         self._lanes = lanes
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        own = [lane for lane in self._lanes if isinstance(lane, StateElement)]
+        if own:
+            lanes = [Bound(type(lane), lane.state, by_key=False) for lane in own]
+            return lambda *args: Collection([getattr(lane, name)(*args) for lane in lanes])
         if name not in READING_EVERYWHERE | WRITING_EVERYWHERE:
             raise TypeError(f"{name} cannot be done everywhere: what is done there changes nothing")
         return lambda *args: Collection([getattr(lane, name)(*args) for lane in self._lanes])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from millpond.programs.compiler import checks
 from millpond.programs.compiler.asking import LANE
 from millpond.programs.compiler.escapes import check_escapes
 from millpond.programs.compiler.fields import StateField, evaluated, fields_of, type_of
+from millpond.programs.compiler.functions import fault_in
 from millpond.programs.compiler.helpers import helper_called
 from millpond.programs.compiler.lanes import lane_key
 from millpond.programs.compiler.levels import Levels, Step, level, steps_of
@@ -21,7 +23,7 @@ from millpond.programs.compiler.split import Raw, Splitter, view_names
 from millpond.programs.compiler.syntax import bound_in
 from millpond.programs.compiler.tasks import following, text_of
 from millpond.programs.compiler.types import EMPTY, NULL, Types, join
-from millpond.programs.graph import Field, Graph, Method, Parameter, Task, Variable
+from millpond.programs.graph import Field, Graph, Method, OwnClass, Parameter, Task, Variable
 from millpond.programs.values import fit, travels
 
 
@@ -51,7 +53,28 @@ def translate(cls: type, lanes: int, max_rounds: int) -> Graph:
         levels.serial,
         levels.why,
         tuple(resolver.functions.values()),
+        own_classes(source, fields),
     )
+
+
+def own_classes(source: ProgramSource, fields: Mapping[str, StateField]) -> tuple[OwnClass, ...]:
+    """The classes of the user's, with the fields that are of them."""
+    found: dict[str, OwnClass] = {}
+    for field in fields.values():
+        if field.own is not None:
+            code = found.get(field.own.code.name, field.own.code)
+            if code._replace(fields=()) != field.own.code:
+                raise source.refuse(
+                    field.line, f"two state classes are called {code.name}", "rename one of them"
+                )
+            for method in code.methods:
+                fault = fault_in(method)
+                if fault is not None:
+                    raise source.refuse(
+                        field.line, f"{code.name}.{method.name} uses {fault.what}: {fault.why}", fault.hint
+                    )
+            found[code.name] = code._replace(fields=(*code.fields, field.name))
+    return tuple(found.values())
 
 
 def _entries(source: ProgramSource) -> list[str]:
