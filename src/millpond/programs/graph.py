@@ -11,6 +11,8 @@ import msgspec
 from millpond.code.capture import Code
 
 Access = Literal["partitioned", "lane", "everywhere", "none"]
+BY_COLUMN = "column"
+"""In place of the type of a field's keys: it is a matrix by column, whose entries have the column before the row."""
 RETURNS, REJECTS = -1, -2
 """What a task names instead of the next one, when the call ends: with a result, or with a reason."""
 
@@ -25,6 +27,10 @@ class Field(NamedTuple):
     value: str
     level: int
     line: int
+
+    @property
+    def by_column(self) -> bool:
+        return self.key == BY_COLUMN
 
 
 class Variable(NamedTuple):
@@ -96,6 +102,12 @@ class OwnClass(NamedTuple):
     methods: tuple[Code, ...]
     constants: tuple[tuple[str, bool | int | float | str], ...]
     merged: Code | None = None
+
+
+def across(entries: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Entries of a matrix by column with the row first, ascending."""
+    found = {(row, column): value for (column, row), value in entries.items()}
+    return {place: found[place] for place in sorted(found)}
 
 
 class Graph(NamedTuple):

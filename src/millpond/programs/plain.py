@@ -17,7 +17,7 @@ from millpond.errors import BadOption
 from millpond.programs.annotations import Kind, ProgramOptions
 from millpond.programs.elements import Element, Map, StateElement
 from millpond.programs.elements.own import Bound
-from millpond.programs.graph import Graph, first_key
+from millpond.programs.graph import Graph, across, first_key
 from millpond.programs.merging import READING_EVERYWHERE, WRITING_EVERYWHERE, Collection
 from millpond.programs.slicing import SLICES, lane_of
 
@@ -65,9 +65,13 @@ class _State:
             self.elements[name] = [_made(element) for _ in range(count)]
         self.partitioned = {name for name, (kind, _) in _fields(cls).items() if kind == "partitioned"}
 
+        graph: Graph = cls.__millpond_graph__  # type: ignore[attr-defined] # a program's
+        self.by_column = {field.name for field in graph.fields if field.by_column}
+
     def field(self, name: str) -> Any:
         if name in self.partitioned:
-            return _Keyed(self, self.elements[name][0])
+            by = _ByColumn if name in self.by_column else _Keyed
+            return by(self, self.elements[name][0])
         return _Lane(self, self.elements[name])
 
     def lane(self) -> int:
@@ -78,7 +82,11 @@ class _State:
 
     def entries(self) -> dict[str, Any]:
         return {
-            name: elements[0].entries() if name in self.partitioned else [e.entries() for e in elements]
+            name: [each.entries() for each in elements]
+            if name not in self.partitioned
+            else across(elements[0].entries())
+            if name in self.by_column
+            else elements[0].entries()
             for name, elements in self.elements.items()
         }
 
@@ -122,6 +130,30 @@ class _Keyed:
             return getattr(Bound(type(element), element.state, by_key=True), name)(key, *given)
 
         return method
+
+
+class _ByColumn(_Keyed):
+    """A matrix of which columns are accessed: it is kept turned."""
+
+    def __getitem__(self, place: Any) -> Any:
+        return super().__getitem__(_turned(place))
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        super().__setitem__(_turned(place), value)
+
+    def __delitem__(self, place: Any) -> None:
+        super().__delitem__(_turned(place))
+
+    def __contains__(self, place: Any) -> bool:
+        return super().__contains__(_turned(place))
+
+    def column(self, column: Any) -> Any:
+        return super().__getitem__(column).copy()
+
+
+def _turned(place: Any) -> Any:
+    row, column = place
+    return column if isinstance(row, slice) else (column, row)
 
 
 class _Lane:

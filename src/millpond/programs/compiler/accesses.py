@@ -98,6 +98,13 @@ class Accesses:
             case ast.Subscript(value=base, slice=place) if field_in(base, self.fields):
                 parts = place.elts if isinstance(place, ast.Tuple) else [place]
                 yield self._keyed(base, parts[0], node)
+                if any(isinstance(part, ast.Slice) for part in parts[1:]):
+                    raise self.source.refuse(
+                        node,
+                        f"{ast.unparse(node)} goes across rows or columns",
+                        "access an entry, [row, column], a row, [row], or a column, [:, column]",
+                        self.method,
+                    )
                 for part in parts:
                     yield from self._walk(part)
                 return
@@ -145,6 +152,13 @@ class Accesses:
     def _keyed(self, base: ast.expr, key: ast.expr, node: ast.expr) -> AccessAt:
         field = field_in(base, self.fields)
         if self.fields[field].kind == "partial":
+            if isinstance(key, ast.Slice):
+                raise self.source.refuse(
+                    node,
+                    f"{ast.unparse(node)} goes across rows",
+                    f"write self.{field}.column(c) for a copy of a column; by column is a Partitioned matrix",
+                    self.method,
+                )
             return AccessAt(field, "lane", None, node, getattr(base, OWN_LANE, ""))
         if isinstance(key, ast.Slice):
             raise self.source.refuse(

@@ -32,6 +32,8 @@ class StateField(NamedTuple):
     line: int
     own: Own | None = None
     """Where it is of a class of the user's: what the field holds are the entries of a map, then."""
+    by_column: bool = False
+    """Of a matrix: what methods name first is the column."""
 
 
 def fields_of(source: ProgramSource) -> dict[str, StateField]:

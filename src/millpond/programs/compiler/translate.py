@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from millpond.programs.compiler import checks
 from millpond.programs.compiler.asking import LANE
+from millpond.programs.compiler.columns import turned
 from millpond.programs.compiler.escapes import check_escapes
 from millpond.programs.compiler.fields import StateField, evaluated, fields_of, type_of
 from millpond.programs.compiler.functions import fault_in
@@ -23,7 +24,7 @@ from millpond.programs.compiler.split import Raw, Splitter, view_names
 from millpond.programs.compiler.syntax import bound_in
 from millpond.programs.compiler.tasks import following, text_of
 from millpond.programs.compiler.types import EMPTY, NULL, Types, join
-from millpond.programs.graph import Field, Graph, Method, OwnClass, Parameter, Task, Variable
+from millpond.programs.graph import BY_COLUMN, Field, Graph, Method, OwnClass, Parameter, Task, Variable
 from millpond.programs.values import fit, travels
 
 
@@ -34,6 +35,7 @@ def translate(cls: type, lanes: int, max_rounds: int) -> Graph:
     fields = fields_of(source)
     resolver = Resolver(source, fields)
     methods = {name: resolver.method(name) for name in source.methods}
+    fields = turned(source, fields, methods)
     made = [_Translated(source, fields, resolver, methods, name) for name in _entries(source)]
     if not made:
         raise source.refuse(
@@ -47,7 +49,7 @@ def translate(cls: type, lanes: int, max_rounds: int) -> Graph:
         source.file,
         lanes,
         max_rounds,
-        tuple(Field(*field[:5], levels.of[field.name], field.line) for field in fields.values()),
+        tuple(_field(field, levels) for field in fields.values()),
         tuple(method.finished(levels) for method in made),
         tuple(tuple(f for f in fields if levels.of[f] == n) for n in range(rounds)),
         levels.serial,
@@ -55,6 +57,11 @@ def translate(cls: type, lanes: int, max_rounds: int) -> Graph:
         tuple(resolver.functions.values()),
         own_classes(source, fields),
     )
+
+
+def _field(field: StateField, levels: Levels) -> Field:
+    key = BY_COLUMN if field.by_column else field.key
+    return Field(field.name, field.kind, field.element, key, field.value, levels.of[field.name], field.line)
 
 
 def own_classes(source: ProgramSource, fields: Mapping[str, StateField]) -> tuple[OwnClass, ...]:
