@@ -26,10 +26,15 @@ def fingerprint(text: str) -> int:
     return number
 
 
+def larger(left: int, right: int) -> int:
+    return max(left, right)
+
+
 class Distinct(mp.StateElement[int, int]):
     """How many different texts there were, about: a HyperLogLog's registers."""
 
     REGISTERS = 16
+    merged = larger
 
     def add(self, text: str) -> int:
         number = fingerprint(text)
@@ -171,8 +176,8 @@ def test_an_epoch_that_fails_in_a_method_of_the_class_changes_nothing() -> None:
         pond.validate()
 
 
-def larger(left: int, right: int) -> int:
-    return max(left, right)
+def smaller(left: int, right: int) -> int:
+    return min(left, right)
 
 
 def test_fewer_lanes_merge_its_entries() -> None:
@@ -182,8 +187,15 @@ def test_fewer_lanes_merge_its_entries() -> None:
         in_pond(visits, "visit", calls, 0)
         pages = visits.pages()
         narrow = graph(Visits)._replace(lanes=1)
-        merging = {"distinct": mp.Migration(merge=larger)}
-        assert pond.program("visits", narrow, migrate=merging).pages() == pages
+        narrow_visits = pond.program("visits", narrow, migrate=True)
+        assert narrow_visits.pages() == pages, "the larger ones of both lanes"
+        wide = graph(Visits)._replace(lanes=2)
+        pond.program("visits", wide, migrate=True)
+        in_pond(visits, "visit", calls, 1)
+        added = {"distinct": mp.Migration(merge=smaller)}
+        assert pond.program("visits", narrow, migrate=added).pages() != pages, (
+            "what migrate= says goes before"
+        )
 
 
 HEAD = """
@@ -261,6 +273,14 @@ class Static(mp.StateElement[int, int]):
         return key
 
 
+class MergingByChance(mp.StateElement[int, float]):
+    def add(self, key: int) -> None:
+        self.state[key] += 1
+
+    def merged(left, right):  # type: ignore[no-untyped-def] # noqa: N805 - a function of two values
+        return random.choice([left, right])
+
+
 class OfFloats(mp.StateElement[float, int]):
     def add(self, key: float) -> None:
         self.state[key] += 1
@@ -275,6 +295,7 @@ CLASSES = [
     (Beginning, "a __init__ of its own"),
     (Keeping, "neither a method nor"),
     (Static, "neither a method nor"),
+    (MergingByChance, "the module random"),
     (OfFloats, "does not say what its entries are"),
 ]
 

@@ -163,7 +163,9 @@ def programs(draw: Any) -> str:
     """The text of a class: its methods may reject, as long as nothing was written."""
     source = HEAD + draw(rejections()) + draw(blocks(2, "        ")) + "        return x + y + sum(zs)\n"
     if draw(st.booleans()):
-        source += OTHER + draw(rejections()) + draw(blocks(1, "        ")) + "        return len(zs) + x - y\n"
+        source += (
+            OTHER + draw(rejections()) + draw(blocks(1, "        ")) + "        return len(zs) + x - y\n"
+        )
     return source + HELPER
 
 

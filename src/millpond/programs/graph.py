@@ -143,6 +143,11 @@ class Graph(NamedTuple):
     def field(self, name: str) -> Field:
         return next(field for field in self.fields if field.name == name)
 
+    @property
+    def merges(self) -> dict[str, Code]:
+        """By field, how its class merges two values of a key."""
+        return {field: own.merged for own in self.own if own.merged is not None for field in own.fields}
+
     def class_of(self, field: str) -> OwnClass | None:
         """The user's own class that the field is of."""
         return next((own for own in self.own if field in own.fields), None)

@@ -8,13 +8,15 @@ import textwrap
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from millpond.code.capture import capture
+from millpond.code.capture import Code, capture
 from millpond.errors import MillpondError
 from millpond.programs.elements.own import MADE_HERE, StateElement, types_of
 from millpond.programs.graph import OwnClass
 from millpond.programs.values import travels
 
 _READING = frozenset(["copy", "get", "items", "keys", "values"])
+MERGED = "merged"
+"""What a class calls its function of two values of one key that makes one of them."""
 _ASKING = frozenset(["len", "list", "sorted"])
 
 
@@ -49,8 +51,12 @@ def own_class(cls: type[StateElement[Any, Any]]) -> Own:
         )
     methods: dict[str, FunctionType] = {}
     constants: dict[str, bool | int | float | str] = {}
+    merged: Code | None = None
     for name, member in vars(cls).items():
         is_method = isinstance(member, FunctionType)
+        if name == MERGED and is_method:
+            merged = capture(member, "state element", MERGED)
+            continue
         if name == "_abc_impl" or (name.startswith("__") and not is_method):
             continue  # made by Python
         if name in MADE_HERE or name.startswith("__"):
@@ -68,7 +74,7 @@ def own_class(cls: type[StateElement[Any, Any]]) -> Own:
             )
     trees = {name: _checked(cls, name, method, {*methods, *constants}) for name, method in methods.items()}
     codes = tuple(capture(method, "state element", "method") for method in methods.values())
-    told = OwnClass(cls.__name__, (), codes, tuple(sorted(constants.items())))
+    told = OwnClass(cls.__name__, (), codes, tuple(sorted(constants.items())), merged)
     return Own(cls, told, key, value, _reading(trees), methods)
 
 

@@ -74,7 +74,7 @@ def own_classes(source: ProgramSource, fields: Mapping[str, StateField]) -> tupl
                 raise source.refuse(
                     field.line, f"two state classes are called {code.name}", "rename one of them"
                 )
-            for method in code.methods:
+            for method in (*code.methods, *([code.merged] if code.merged else [])):
                 fault = fault_in(method)
                 if fault is not None:
                     raise source.refuse(
