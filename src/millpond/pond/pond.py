@@ -374,7 +374,7 @@ class Pond:
         graph = graph_of(program)
         spec = program_spec(name, graph)
         if migrate is not False:
-            migrate_program(self._client, spec, migrate)
+            migrate_program(self._client, spec, migrate, graph.merges)
         self._client.call(OpenResident(spec))
         self._programs.append(Program(self._client, self._client.specs(ProgramSpec)[name], graph))
         return self._programs[-1]
