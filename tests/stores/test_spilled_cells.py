@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import millpond as mp
 from millpond.code.windows import Aggregate, WindowCode
 from millpond.durable.files import AnyBuffer, OsFiles
-from millpond.errors import CorruptFile
+from millpond.errors import CorruptFile, RuleFailed
 from millpond.private import AnyPath
 from millpond.stores.keys import Keys
 from millpond.stores.windows.cellruns import CellRuns
@@ -146,6 +148,43 @@ def test_runs_of_a_pane_that_hold_the_same_keys_are_merged(tmp_path: Path) -> No
     assert len(fired) > 1, "it comes in parts"
     assert sum(map(len, fired)) == 20_000
     assert all((each.columns["n"].to_numpy() == 12).all() for each in fired)
+    assert runs.disk_bytes == 0
+
+
+def _added(kept, v):  # type: ignore[no-untyped-def]
+    return kept + v
+
+
+def _refused(kept, other):  # type: ignore[no-untyped-def]
+    return kept + other if kept < 5 or other < 5 else kept[0]
+
+
+@pytest.mark.parametrize("merge", [_added, _refused], ids=["works", "fails"])
+def test_runs_are_merged_by_functions_of_the_users_where_these_may_fail(merge: Any, tmp_path: Path) -> None:
+    aggregates = {"sum": mp.fold(0, _added, merge, "v")}
+    shape = WindowShape("k long", "v long", TUMBLING, aggregates)
+    runs = CellRuns(OsFiles(), tmp_path / "runs")
+    store = WindowStore(shape, lambda *_: None)  # type: ignore[arg-type,return-value]
+    store.windows = PaneStore(shape, runs)
+    for _epoch in range(12):
+        trial = store.trial(portion(shape, range(500), [5] * 500), 0, closes=False, time_kind="long")
+        assert not len(trial)
+        store.tidy_folds()
+        merged = runs.figures["compactions"]
+        store.run(portion(shape, range(500), [5] * 500), 0, closes=False, time_kind="long")
+        store.spillable.spill(1 << 30)
+        assert runs.figures["compactions"] == merged, "not where they may not fail"
+        if merge is _added:
+            assert store.windows.count <= 2.5 * 500
+        store.validate()
+    if merge is _refused:
+        assert store.windows.count == 12 * 500
+        with pytest.raises(RuleFailed, match="_added"):
+            store.run([], 1000, closes=False, time_kind="long")
+        return
+    assert runs.figures["compactions"] > 0
+    rows = store.run([], 1000, closes=False, time_kind="long").to_pylist()
+    assert {row["k"]: row["sum"] for row in rows} == {key: 12 * key for key in range(500)}
     assert runs.disk_bytes == 0
 
 

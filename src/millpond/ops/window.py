@@ -55,11 +55,14 @@ LateRows = Callable[[Any, int], Any]
 
 
 class Open(NamedTuple):
-    """What is open in all slices: how many windows, when the last of them ends, and up to when all have fired."""
+    """What is open in all slices: how many windows, when the last of them ends, up to when all have fired, and whether some
+    have changed since they were last sent.
+    """
 
     windows: int
     newest: int | None
     fired: Progress
+    withheld: bool
 
 
 class FiringIntake(Stager, Protocol):
@@ -99,6 +102,7 @@ class FiringSource(ABC):
         self._to: Callable[[Any, int], Any] | None = None
         self._turns = OwnTurns(self)
         self._waits_behind: Callable[[], bool] = lambda: False
+        self._owes_update_behind: Callable[[], bool] = lambda: False
         self._rests = False
         window = spec if isinstance(spec, WindowSpec) else None
         self._pace = Pace(client.runtime, 0 if window is None else window.every / MICROS)
@@ -242,9 +246,11 @@ class FiringSource(ABC):
         finally:
             self._to = None
 
-    def followed_by(self, waits: Callable[[], bool]) -> None:
-        """Something takes in what this fires; `waits` says whether anything there could go on by a turn of this."""
-        self._waits_behind = waits
+    def followed_by(self, waits: Callable[[], bool], owes_update: Callable[[], bool]) -> None:
+        """Something takes in what this fires. `waits` says whether anything there could go on by a turn of this, and
+        `owes_update` whether a turn would give an update there.
+        """
+        self._waits_behind, self._owes_update_behind = waits, owes_update
 
     def fired_in(self, query: str, turn: Turn) -> pa.Table:
         """What a turn of this source fired."""
@@ -320,6 +326,7 @@ class FiringSource(ABC):
             sum(rows.column("open").to_pylist()),
             max(newest, default=None),
             min(rows.column("fired").to_pylist(), default=-math.inf),
+            "withheld" in rows.column_names and any(rows.column("withheld").to_pylist()),
         )
 
     def _hand_over_owed(self, query: str, spark: SparkSession | None) -> None:
@@ -399,16 +406,22 @@ class FiringSource(ABC):
         return self._is_known and (self._is_open() or bool(self._writers().owed))
 
     def due(self) -> Mapping[str, Drain]:
-        """Queries that had rows, where something fires though none come: all sources are silent, or U has gone on."""
+        """Queries that had rows, where something fires though none come: all sources are silent, or U has gone on, or what
+        has changed was withheld until now.
+        """
         if not self._is_known or self._to is None:
             return {}
         turns = self._writers()
-        fires = self._fires(*self._silent())
+        fires = self._fires(*self._silent()) or self.owes_update() or self._owes_update_behind()
         return {
             query: Drain(last.next_drain, last, "")
             for query, last in turns.last.items()
             if fires or query in turns.owed
         }
+
+    def owes_update(self) -> bool:
+        """Whether something has changed that was not sent, because it was too soon, and is no longer."""
+        return self._pace.is_over and self._is_known and self._ask_open().withheld
 
     def _is_open(self) -> bool:
         return self._ask_open().windows > 0 or self._waits_behind()
@@ -504,6 +517,7 @@ class WindowSource(FiringSource):
         commit_staged(
             self._client, intake, query, turn, stage, kind, self._planned(intake, kind), self._history
         )
+        self._pace.committed()
         return self.fired_in(query, turn)
 
     def close(self, query: str, turn: Turn) -> pa.Table:

@@ -45,6 +45,7 @@ class FiringHolding(KeyedHolding[_F]):
     """A kind gives its stores, and says which columns rows have."""
 
     snapshot_schema = PARTS
+    in_pieces = True
     work_type = WindowWork
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:

@@ -44,7 +44,15 @@ from millpond.wire.specs import Resident, Spec
 from millpond.wire.windows import AskOpen, FindOpen, ReadFired, ReadOpen, WindowSpec, WindowWork
 
 _T = TypeVar("_T")
-OPEN = pa.schema({"slice": pa.int64(), "open": pa.int64(), "newest": pa.int64(), "fired": pa.float64()})
+OPEN = pa.schema(
+    {
+        "slice": pa.int64(),
+        "open": pa.int64(),
+        "newest": pa.int64(),
+        "fired": pa.float64(),
+        "withheld": pa.bool_(),
+    }
+)
 """What `AskOpen` is answered by."""
 KEPT_BYTES = 32 << 20
 """Of what is read of open windows, what may be in memory until it is sent."""
@@ -54,6 +62,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
     """One window's slices in this container. Until its types are known nothing can come for it."""
 
     snapshot_schema = PARTS
+    in_pieces = True
     work_type = WindowWork
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
@@ -201,6 +210,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
                 made[id(held)] = held.store.trial(
                     _pairs(portions), work.watermark, work.closes, work.time_kind, work.emits
                 )
+                held.store.tidy_folds()
 
             self.each(record, self.slices, try_one)
 
@@ -232,6 +242,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
                 held.store.begin_after(work.after)
                 pairs, store = _pairs(portions), held.store
                 if made is None:
+                    store.tidy_folds()
                     rows = store.run(pairs, work.watermark, work.closes, work.time_kind, work.emits)
                 else:
                     # What ran before the decision is what counts.
@@ -323,6 +334,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
             held.check_whole()
             windows = held.store.windows
             row = [[int(number)], [windows.count], [windows.newest], [float(held.store.fired)]]
+            row.append([held.store.withheld])
         return pa.table([pa.array(v, f.type) for v, f in zip(row, OPEN, strict=True)], schema=OPEN)
 
     def size(self, held: HeldSlice[WindowStore]) -> Size:

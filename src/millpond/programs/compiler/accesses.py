@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from millpond.programs.compiler.fields import StateField
-from millpond.programs.compiler.names import EVERYWHERE
 from millpond.programs.compiler.source import ProgramSource
+from millpond.programs.compiler.words import EVERYWHERE
 
 MUTATORS = frozenset(
     [

@@ -14,7 +14,6 @@ from millpond.programs.compiler.accesses import (
     is_everywhere,
 )
 from millpond.programs.compiler.asking import LANE, Asking
-from millpond.programs.compiler.names import REJECT
 from millpond.programs.compiler.syntax import (
     Replacing,
     assign,
@@ -23,6 +22,7 @@ from millpond.programs.compiler.syntax import (
     placed,
     renamed,
 )
+from millpond.programs.compiler.words import REJECT
 from millpond.programs.merging import READING_EVERYWHERE, WRITING_EVERYWHERE
 
 if TYPE_CHECKING:

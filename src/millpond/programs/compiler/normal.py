@@ -20,7 +20,6 @@ from millpond.programs.compiler.accesses import (
 from millpond.programs.compiler.expressions import Expressions
 from millpond.programs.compiler.fields import StateField
 from millpond.programs.compiler.limits import STATEMENTS_MAX
-from millpond.programs.compiler.names import REJECT
 from millpond.programs.compiler.source import ProgramSource
 from millpond.programs.compiler.syntax import (
     Loop,
@@ -34,6 +33,7 @@ from millpond.programs.compiler.syntax import (
     never_goes_on,
     placed,
 )
+from millpond.programs.compiler.words import REJECT
 
 
 class Normaliser(Expressions):

@@ -26,6 +26,10 @@ _METHODS: dict[str, dict[str, str]] = {
     },
     "matrix": {"keys": "array<long>", "column": "vector", "multiply": "vector", "copy": "matrix"},
     "dense": {"keys": "array<long>", "copy": "dense"},
+    SET: {
+        **dict.fromkeys(["copy", "union", "intersection", "difference", "symmetric_difference"], SET),
+        **dict.fromkeys(["isdisjoint", "issubset", "issuperset"], "boolean"),
+    },
 }  # fmt: skip
 _BUILTINS = {
     **dict.fromkeys(("len", "int"), "long"),
@@ -67,6 +71,8 @@ class Types:
         self.names: dict[str, str] = dict(parameters)
         self.declared: dict[str, str] = {}
         self.conflicts: dict[str, tuple[str, str, int]] = {}
+        self.sets: set[str] = set()
+        """The variables that may be sets, whatever else they are."""
         self.result: str | None = None
         self.result_conflict: tuple[str, str, int] | None = None
 
@@ -80,6 +86,8 @@ class Types:
                 return
 
     def set(self, name: str, kind: str, line: int) -> None:
+        if kind == SET:
+            self.sets.add(name)
         if name in self.declared and kind in (UNKNOWN, NULL, EMPTY):
             kind = self.declared[name]
         if name not in self.names:

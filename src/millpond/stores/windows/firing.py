@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import pyarrow as pa
 
 from millpond.stores.keys import Keys
 from millpond.stores.outputs import Outputs, Stored, tables_together
-from millpond.stores.parts import Part, pack, unpack
+from millpond.stores.parts import Part, in_packs, unpack
 from millpond.stores.windows.rowlog import InMemory, RowLog
 from millpond.times import Progress
 from millpond.wire.base import Turn
@@ -65,7 +66,9 @@ class FiringStore(ABC):
 
     @abstractmethod
     def contents(self) -> Iterator[pa.RecordBatch]:
-        """All that is open; what `restore` takes, in this order."""
+        """All that is open now; what `restore` takes, in this order. What is on disk is read when it is asked for, whatever
+        becomes of it here meanwhile.
+        """
 
     @abstractmethod
     def restore(self, batch: pa.RecordBatch) -> None:
@@ -122,6 +125,7 @@ class FiringStore(ABC):
         return self.copy().export()
 
     def load(self, batch: pa.RecordBatch) -> None:
+        """One of the batches that it was written as, after the others."""
         for kind, name, rows in unpack(batch):
             if kind == "outputs":
                 self.outputs.load(name, rows)
@@ -151,15 +155,21 @@ class FiringStore(ABC):
 
 
 class Contents:
-    """A slice as it was, to be written: rows are immutable, and those on disk are read when it is made."""
+    """A slice as it was, to be written piece by piece: rows are immutable, and files stay as long as they are read."""
 
     def __init__(self, store: FiringStore) -> None:
         exact = None if math.isinf(store.fired) else int(store.fired)
         row = [[float(store.fired)], [exact], [store.dropped]]
         meta = pa.table([pa.array(v, f.type) for v, f in zip(row, META, strict=True)], schema=META)
-        self._parts = [Part("meta", "", meta)]
-        self._parts += [Part("open", "", pa.Table.from_batches([each])) for each in store.contents()]
-        self._parts += [Part("outputs", name, rows) for name, rows in store.outputs.export()]
+        self._meta = [Part("meta", "", meta)]
+        self._contents = store.contents()
+        self._outputs = store.outputs.pieces()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Once: what is on disk is read now. Each is for `load`, in this order."""
+        contents = (Part("open", "", pa.Table.from_batches([each])) for each in self._contents)
+        outputs = (Part("outputs", name, rows) for name, rows in self._outputs)
+        return in_packs(chain(self._meta, contents, outputs))
 
     def export(self) -> pa.RecordBatch:
-        return pack(self._parts)
+        return pa.concat_batches(list(self.batches()))

@@ -96,9 +96,8 @@ class DedupStore(FiringStore):
 
     def contents(self) -> Iterator[pa.RecordBatch]:
         nodes = self._times.all()
-        if len(nodes):
-            columns = [self._times.keys(nodes).to_arrow(), pa.array(self._times.starts[nodes])]
-            yield pa.RecordBatch.from_arrays(columns, schema=self.shape.marks)
+        columns = [self._times.keys(nodes).to_arrow(), pa.array(self._times.starts[nodes])]
+        return iter([pa.RecordBatch.from_arrays(columns, schema=self.shape.marks)] if len(nodes) else [])
 
     def restore(self, batch: pa.RecordBatch) -> None:
         batch = batch.cast(self.shape.marks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from millpond.stores.windows.celltable import new_index
 from millpond.stores.windows.firing import FiringStore, Portions
 from millpond.stores.windows.join_shape import JoinShape
 from millpond.stores.windows.pair_windows import PAIRS_AT_ONCE, taken
-from millpond.stores.windows.rowlog import RowLog, in_portions
+from millpond.stores.windows.rowlog import RowLog, in_portions, with_keys
 from millpond.stores.windows.shape import time_type
 from millpond.stores.windows.store import NewRows
 from millpond.times import TIME_MAX, TIME_MIN, Progress
@@ -183,11 +184,10 @@ class TimedRows:
     def _keys_of(self, nodes: Longs) -> Keys:
         return self._keys.stored_keys().take(self._entries[nodes])
 
-    def contents(self) -> tuple[Keys, pa.RecordBatch]:
-        """All rows, with their keys."""
+    def contents(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """All rows as they are now, with their keys before them, to be read piece by piece."""
         nodes = self._all()
-        batch, offsets = self.rows.peek(self._groups[nodes])
-        return self._keys_of(np.repeat(nodes, np.diff(offsets))), batch
+        return with_keys(self._keys_of(nodes), self.rows.frozen(self._groups[nodes]), schema)
 
     @property
     def index_bytes(self) -> int:
@@ -262,12 +262,9 @@ class IntervalPairs(FiringStore):
         yield from ()
 
     def contents(self) -> Iterator[pa.RecordBatch]:
-        for side, rows in self._sides.items():
-            if len(rows):
-                keys, batch = rows.contents()
-                yield pa.RecordBatch.from_arrays(
-                    [keys.to_arrow(), *batch.columns], schema=self.shape.staged[side]
-                )
+        return chain.from_iterable(
+            [rows.contents(self.shape.staged[side]) for side, rows in self._sides.items()]
+        )
 
     @property
     def count(self) -> int:
