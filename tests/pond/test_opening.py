@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from patience import wait_until
 
 import millpond as mp
 from millpond.coordinator.journal import Journal
@@ -20,6 +19,7 @@ from millpond.coordinator.service import CoordinatorService
 from millpond.durable.files import OsFiles
 from millpond.errors import PondInUse, WorkersUnfit
 from millpond.pond.workers import check_workers
+from patience import wait_until
 
 OTHER = "/nowhere/bin/python3"
 
