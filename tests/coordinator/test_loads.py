@@ -108,7 +108,10 @@ def test_containers_of_one_host_share_what_is_left_there() -> None:
     figures = {container: {"rss_bytes": 40.0, **limits} for container in hosts}
     assert {left_in(own) for own in figures.values()} == {60}
     assert left_on_hosts(figures, hosts) == {"a": 20, "b": 60}
-    assert left_on_hosts({0: figures[0], 1: {}, 2: figures[2]}, hosts) == {"b": 60}, "one does not tell"
+    for silent in ({}, {**figures[1], "memory_max_bytes": 0.0}, {**figures[1], "memory_share_bytes": 0.0}):
+        assert left_on_hosts({0: figures[0], 1: silent, 2: figures[2]}, hosts) == {"b": 60}, (
+            "one does not tell"
+        )
     figures[1]["memory_max_bytes"] = 130.0
     assert left_on_hosts(figures, hosts)["a"] == 50, "whoever gave one more means it"
 

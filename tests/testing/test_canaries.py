@@ -72,7 +72,7 @@ GAPS = Edit(
 DIGESTS = "(digest, rows) == (digest_of(self.message), rows_of(self.message))"
 CANARIES: dict[str, tuple[int, list[Edit]]] = {
     "no deduplication": (
-        26,
+        11,
         [Edit(KeyedHolding, "each", "if held.has_seen(record.writer, record.turn):", "if False:")],
     ),
     "no sync of the log before it is prepared": (
@@ -329,7 +329,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "what was received counts as applied": (
-        4,
+        3,
         [
             Edit(Backups, "give_up", "self.catch_up(resident)", "pass"),
             Edit(BackupCore, "missing", "if not held.has_seen(writer, turn):", "if False:"),

@@ -17,6 +17,7 @@ from millpond.testing.simulation.seeds import main
 STARTS = range(0, 125, 25)
 MORE = range(125, 200, 25)
 FAULTS = {
+    "autoscaled",
     "clock jump",
     "crash",
     "cut",
@@ -25,6 +26,7 @@ FAULTS = {
     "disk lost",
     "kill",
     "out of memory",
+    "rebalanced",
     "reply delayed",
     "reply lost",
     "request cut off",

@@ -117,10 +117,10 @@ def left_on_hosts(figures: Mapping[int, Mapping[str, float]], hosts: Mapping[int
     silent = set()
     for container, own in figures.items():
         host = hosts.get(container, "")
-        if not own.get("memory_share_bytes") or not own.get("rss_bytes"):
+        if left_in(own) is None or not own.get("memory_share_bytes"):
             silent.add(host)
             continue
-        own_max = int(max(own["memory_share_bytes"], own.get("memory_max_bytes", 0)))
+        own_max = int(max(own["memory_share_bytes"], own["memory_max_bytes"]))
         most[host] = max(most.get(host, 0), own_max)
         taken[host] = taken.get(host, 0) + int(own["rss_bytes"])
     return {host: max(0, most[host] - taken[host]) for host in most if host not in silent}

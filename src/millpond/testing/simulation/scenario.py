@@ -180,6 +180,8 @@ class Scenario:
         storms.begin()
         if self.chance.random() < 0.5:
             world.spawn(lambda: self.pond.move_slices(self.storm_s / 14), "mover")
+        if self.pond.is_balanced:
+            world.spawn(lambda: self.pond.balance_load(self.storm_s / 10), "balancer")
         for app in [*self.apps, *self.readers]:
             world.spawn(app.live, app.name)
         sim.scheduler.sleep(self.storm_s)
