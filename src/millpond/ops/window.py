@@ -665,6 +665,8 @@ def explain(spec: WindowSpec) -> str:
     way_in = (
         "rows become cells in Spark's workers, before they are sent"
         if shape.layout is not None
+        else "rows with the largest or smallest values of their key are sent, as they are: no others can be in results"
+        if shape.is_sifted
         else "rows are sent as they are: all of them are needed"
     )
     return "\n".join(

@@ -37,6 +37,7 @@ from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
 from millpond.stores.rows import digest_rows
 from millpond.stores.windows.shape import VALUE, WindowShape, parameters
+from millpond.stores.windows.sifting import sifted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, delay_for, format_time
 from millpond.wire.base import KindOfTime
 from millpond.wire.epochs import EpochPlan, Receipt
@@ -282,6 +283,8 @@ class WindowIntake:
 
     def _made_of(self, rows: Timely) -> tuple[Keys, list[Longs], list[pa.Array]]:
         if self.shape.layout is None:
+            if self.shape.is_sifted and len(rows.times):
+                rows = self._sifted(rows)
             spans = {"session": [rows.ends], "assigned": [rows.starts, rows.ends]}.get(
                 self._spec.window.kind, []
             )
@@ -307,9 +310,26 @@ class WindowIntake:
         cells = layout.fold(groups, count, rows.values)
         return rows.keys.take(first[:count]), [starts[:count], ends[:count]], layout.to_arrow(cells)
 
+    def _sifted(self, rows: Timely) -> Timely:
+        """Of each key and pane, rows that may be in results."""
+        index = KeyIndex(self.shape.key_kind, np.zeros(control.SIZE, np.int64))
+        ids = index.assign(rows.keys)
+        groups, firsts = self._groups(rows, ids, len(index))
+        shape = self.shape
+        return rows.take(sifted(shape.values, shape.aggregates, rows.values, groups, firsts))
+
     def _panes(self, rows: Timely, ids: Longs, keys: int) -> tuple[Keys, list[Longs], list[pa.Array]]:
         layout = self.shape.layout
         assert layout is not None
+        groups, chosen = self._groups(rows, ids, keys)
+        cells = layout.fold(groups, len(chosen), rows.values)
+        longs = [rows.starts[chosen]]
+        if self._spec.window.kind == "assigned":
+            longs.append(rows.ends[chosen])
+        return rows.keys.take(chosen), longs, layout.to_arrow(cells)
+
+    def _groups(self, rows: Timely, ids: Longs, keys: int) -> tuple[Longs, Longs]:
+        """Rows by key and pane, and the first row of each; `ids` are of keys, of which there are so many."""
         is_assigned = self._spec.window.kind == "assigned"
         pairs = np.stack([rows.starts, rows.ends], axis=1) if is_assigned else None
         if pairs is not None:
@@ -335,10 +355,7 @@ class WindowIntake:
             count = len(pairs_index)
             firsts = np.empty(count, np.int64)
             firsts[groups[::-1]] = np.arange(len(groups))[::-1]
-        cells = layout.fold(groups, count, rows.values)
-        chosen = firsts[:count]
-        longs = [rows.starts[chosen], *([rows.ends[chosen]] if is_assigned else [])]
-        return rows.keys.take(chosen), longs, layout.to_arrow(cells)
+        return groups, firsts[:count]
 
 
 def _whole(value: Any) -> int:
