@@ -228,6 +228,11 @@ def test_functions_of_your_own() -> None:
 
 
 @pytest.mark.parametrize("aggregates", [CELLS, WHOLE], ids=["cells", "rows"])
+def test_a_window_longer_than_the_stream_fires_with_its_end(aggregates: Any) -> None:
+    run(mp.tumbling(10**9), kinds.tumbling(10**9), aggregates, 55, Shape(epochs=4), every=2)
+
+
+@pytest.mark.parametrize("aggregates", [CELLS, WHOLE], ids=["cells", "rows"])
 def test_the_watermark_is_the_lowest_of_the_sources(aggregates: Any) -> None:
     ours, theirs = aggregates
     for name in ("tumbling", "session"):
