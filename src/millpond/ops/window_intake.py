@@ -32,10 +32,11 @@ from millpond.kernels import windows as kernel
 from millpond.ops.code_limit import limited
 from millpond.ops.columns import column_of, keys_of, times_of, values_of
 from millpond.ops.intake import Part
-from millpond.stores import arithmetic, views
+from millpond.stores import views
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
 from millpond.stores.rows import digest_rows
+from millpond.stores.windows.rowwise import Wanted, row_function
 from millpond.stores.windows.shape import VALUE, WindowShape, parameters
 from millpond.stores.windows.sifting import sifted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, delay_for, format_time
@@ -151,8 +152,7 @@ class WindowIntake:
         starts, ends = self._spans(times, values)
         cuts = None
         if window.ends_when is not None:
-            flags = _each_row(window.ends_when, self.shape.values, values, len(times), bool)
-            cuts = pa.array(flags, pa.bool_())
+            cuts = pa.array(_each_row(window.ends_when, self.shape.values, values, len(times), "flag"))
         rows = Timely(keys, times, starts, ends, values, cuts)
         is_late = self._is_late(ends, plan.late_below)
         late = int(np.count_nonzero(is_late))
@@ -225,8 +225,7 @@ class WindowIntake:
             gaps = views.longs(column)
         else:
             assert window.gap is not None
-            made = _each_row(window.gap, self.shape.values, values, len(times), arithmetic.whole)
-            gaps = np.array(made, np.int64)
+            gaps = _each_row(window.gap, self.shape.values, values, len(times), "long")
         if len(gaps) and int(gaps.min()) < 1:
             raise BadOption(
                 f"a row of {self.resident!r} has a gap of {int(gaps.min())}",
@@ -377,19 +376,14 @@ def _later(times: Longs, span: int) -> Longs:
 
 
 def _each_row(
-    code: Code, schema: pa.Schema, values: list[pa.Array], rows: int, typed: Callable[[Any], Any]
-) -> list[Any]:
-    """What a function of value columns gives for each row, as `typed` reads it."""
-    names = parameters(code)
-    columns = [values[schema.names.index(name)].to_pylist() for name in names]
-    function = code.load()
+    code: Code, schema: pa.Schema, values: list[pa.Array], rows: int, wanted: Wanted
+) -> npt.NDArray[Any]:
+    """What a function of value columns gives for each row."""
+    columns = [values[schema.names.index(name)] for name in parameters(code)]
     try:
+        function = row_function(code, schema, wanted)
         with limited(f"{code.name!r}, which is called for each row,"):
-            return (
-                [typed(function(*row)) for row in zip(*columns, strict=True)]
-                if columns
-                else [typed(function()) for _ in range(rows)]
-            )
+            return function(columns, rows)
     except CodeTookTooLong:
         raise
     except OF_THE_MACHINE:
