@@ -56,6 +56,11 @@ class DedupHolding(FiringHolding[DedupStore]):
         if held.store.shape.staged != self._shape.staged:
             held.store = self.new_store()
 
+    @property
+    def may_rest(self) -> bool:
+        # Whether a row passed hangs on rows before it that are forgotten, and so on: only a snapshot tells.
+        return False
+
     def staged(self, names: Sequence[str]) -> pa.Schema:
         return self._shape.staged
 
