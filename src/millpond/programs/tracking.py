@@ -11,8 +11,8 @@ import numpy as np
 from millpond.programs.columns import Columns
 from millpond.programs.decided import ABSENT, DecidedEntries, Place, as_it_was
 from millpond.programs.elements import DenseMatrix, Element, Map
+from millpond.programs.values import NUMBERS
 
-NUMBERS = ("long", "double", "boolean")
 # What an entry takes in memory, about: what holds it, and each item of a list.
 ENTRY_BYTES, ITEM_BYTES = 100, 32
 
