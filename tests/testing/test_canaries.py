@@ -27,7 +27,6 @@ from millpond.container.holdings.group import GroupHolding, GroupStore
 from millpond.container.holdings.keyed import KeyedHolding
 from millpond.container.holdings.log_needs import LogNeeds
 from millpond.container.holdings.program import ProgramHolding
-from millpond.container.holdings.program_run import EpochCalls
 from millpond.container.holdings.program_store import ProgramStore
 from millpond.container.holdings.window import WindowHolding
 from millpond.container.lease import Lease
@@ -44,6 +43,7 @@ from millpond.coordinator.tidying import Tidying
 from millpond.durable import arrow_files
 from millpond.ops.window import FiringSource, WindowSource
 from millpond.ops.window_intake import WindowIntake
+from millpond.programs import calls
 from millpond.programs.tracking import Tracked
 from millpond.stores import readiness
 from millpond.stores.undo import TableUndo
@@ -550,10 +550,10 @@ PROGRAMS: dict[str, tuple[int, list[Edit]]] = {
         2,
         [
             Edit(
-                EpochCalls,
-                "_run_place",
-                "key=lambda each: (each.row, each.at)",
-                "key=lambda each: (-each.row, each.at)",
+                calls,
+                "by_place",
+                "np.lexsort((heads.at, heads.rows, places))",
+                "np.lexsort((heads.at, -heads.rows, places))",
             )
         ],
     ),

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from millpond.errors import BadMessage, SchemaMismatch
 from millpond.programs.bodies import Body, bodies
+from millpond.programs.calls import calls_schema
 from millpond.programs.graph import Graph, Method, Task
 from millpond.programs.rows import ERROR, ROW, arrow_type
 from millpond.programs.values import inner_of
@@ -26,10 +27,18 @@ class LoadedTask(NamedTuple):
     key: int | None
     """The place of the key among the inputs."""
 
+    schema: pa.Schema
+    """Of calls that wait for it."""
+
     @property
     def is_free(self) -> bool:
         """Whether it accesses nothing: then it can run anywhere, at any time."""
         return self.task.field is None
+
+    @property
+    def runs_anywhere(self) -> bool:
+        """Whether it is free, and needs nothing from elsewhere: then it runs where the task before it ran."""
+        return self.is_free and not self.task.gathers
 
 
 class LoadedMethod(NamedTuple):
@@ -112,4 +121,4 @@ def _loaded_task(task: Task, function: Body) -> LoadedTask:
     types = tuple(variable.type for variable in task.inputs)
     parts = (inner_of(types[0]), *types[1:]) if task.gathers else types
     key = None if task.key is None else names.index(task.key)
-    return LoadedTask(task, function, types, parts, key)
+    return LoadedTask(task, function, types, parts, key, calls_schema(parts))
