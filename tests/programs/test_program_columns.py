@@ -15,8 +15,8 @@ from millpond.container.holdings.base import Means
 from millpond.container.holdings.program_code import method_of
 from millpond.container.holdings.program_run import EpochCalls
 from millpond.errors import BadMessage
+from millpond.programs.call_columns import column_of, column_type, is_sound, values_of
 from millpond.programs.calls import Heads, Place, by_place, calls_of, calls_schema
-from millpond.programs.columns import column_of, column_type, is_sound, values_of
 from millpond.programs.elements import DenseMatrix, Matrix, Vector
 from millpond.programs.entries import field_specs
 from millpond.programs.packing import pack, unpack

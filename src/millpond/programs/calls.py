@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.kernels.hashing import slices_of
-from millpond.programs.columns import column_type, is_sound
+from millpond.programs.call_columns import column_type, is_sound
 from millpond.programs.graph import Task
 from millpond.stores.keys import encode_keys
 from millpond.wire.base import SliceId

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from millpond.container.holdings.base import (
@@ -30,8 +31,8 @@ from millpond.container.holdings.program_read import run_tasks
 from millpond.container.holdings.program_run import EpochCalls
 from millpond.container.holdings.program_store import ProgramDelta, ProgramStore, merged_files
 from millpond.errors import BadMessage, ProgramFailed, StageLost, Unavailable
-from millpond.programs.columns import values_of
-from millpond.programs.entries import ENTRIES, NO_LANE, RETURNED, Entry, batch_of, entries_in
+from millpond.programs.call_columns import values_of
+from millpond.programs.entries import ENTRIES, NO_LANE, RETURNED, Entry, batch_of
 from millpond.programs.migrating import changed_fields, exists_otherwise
 from millpond.programs.rows import KEY, ROW, in_table
 from millpond.stores.budget import UNLIMITED, Budget
@@ -280,11 +281,11 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
                     outputs = NOTHING
                     for part in record.parts:
                         start = int(part.counts[:number].sum(dtype=np.int64))
-                        for entry in entries_in(part.batch.slice(start, int(part.counts[number]))):
-                            if entry.field == RETURNED:
-                                outputs = pa.ipc.open_stream(entry.b).read_all()
-                            else:
-                                held.store.put(entry)
+                        entries = part.batch.slice(start, int(part.counts[number]))
+                        is_returned = pc.equal(entries.column("field"), RETURNED)
+                        for stream in entries.filter(is_returned).column("b"):
+                            outputs = pa.ipc.open_stream(stream.as_py()).read_all()
+                        held.store.put(entries.filter(pc.invert(is_returned)))
                     held.store.outputs.keep(record.writer, record.turn, outputs)
                     self._changed(held, work)
                 rows += len(outputs)

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.errors import BadMessage
+from millpond.programs.call_columns import column_type
 from millpond.programs.calls import HEAD_COLUMNS, Heads, Longs, calls_schema
-from millpond.programs.columns import column_type
 
 STRING = calls_schema(("string",))
 

@@ -25,6 +25,7 @@ from millpond.container.holdings.program_once import Given, call_of, forget_olde
 from millpond.container.holdings.program_store import ProgramStore
 from millpond.container.holdings.program_watch import Watch
 from millpond.errors import BadMessage
+from millpond.programs.call_columns import column_of, is_sound, values_of
 from millpond.programs.calls import (
     HEAD_COLUMNS,
     Heads,
@@ -43,7 +44,6 @@ from millpond.programs.calls import (
     why_unsound,
     with_column,
 )
-from millpond.programs.columns import column_of, is_sound, values_of
 from millpond.programs.entries import NO_LANE
 from millpond.programs.graph import REJECTS, RETURNS
 from millpond.programs.merging import Collection
