@@ -104,10 +104,9 @@ def head(rows: list[int], task: int, at: list[int], entry: int = 0) -> Heads:
 
 
 def test_calls_run_by_place_and_row() -> None:
-    calls = calls_of(head([5, 3, 9, 3], 1, [1, 1, 0, 0]), [], calls_schema(()))
     lanes = np.array([1, 1, 0, 0], np.int32)
-    found = by_place(calls, np.array([2, 2, 0, 0], np.int32), lanes, 2)
-    assert {place: here.order.tolist() for place, here in found.items()} == {
+    found = by_place(head([5, 3, 9, 3], 1, [1, 1, 0, 0]), np.array([2, 2, 0, 0], np.int32), lanes, 2)
+    assert {place: order.tolist() for place, order in found.items()} == {
         Place(0, 0): [3, 2],  # type: ignore[arg-type] # a number
         Place(2, 1): [1, 0],  # type: ignore[arg-type] # the same
     }

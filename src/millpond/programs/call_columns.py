@@ -22,6 +22,7 @@ from millpond.programs.values import SCALARS, fit, inner_of
 
 _PYTHON: dict[str, type] = {"long": int, "double": float, "boolean": bool}
 _MISSING = {type(None)}
+_NO_ENTRIES = np.empty(0, np.int64), np.empty(0, np.float64)
 
 
 @lru_cache(maxsize=256)
@@ -58,17 +59,17 @@ def _numbers(values: Sequence[Any], kind: str) -> pa.Array:
 
 
 def _vectors(values: Sequence[Any]) -> pa.Array:
-    entries: list[list[tuple[int, float]]] = []
+    parts = []
     for value in values:
         if not isinstance(value, Vector | None):
             raise TypeError(f"{value!r} is no Vector")
-        entries.append([] if value is None else value.items())
-    keys, items = zip(*chain.from_iterable(entries), strict=True) if any(entries) else ((), ())
-    offsets = _offsets(map(len, entries))
+        parts.append(_NO_ENTRIES if value is None else value.arrays())
+    offsets = _offsets(len(keys) for keys, _ in parts)
     if None in values:
         absent = np.array([*(value is None for value in values), False])
         offsets = pc.if_else(absent, pa.scalar(None, pa.int32()), offsets)
-    return pa.MapArray.from_arrays(offsets, pa.array(keys, pa.int64()), pa.array(items, pa.float64()))
+    keys, items = (np.concatenate([_NO_ENTRIES[n], *(part[n] for part in parts)]) for n in (0, 1))
+    return pa.MapArray.from_arrays(offsets, pa.array(keys), pa.array(items))
 
 
 def _offsets(lengths: Any) -> pa.Array:
@@ -80,22 +81,19 @@ def values_of(column: pa.Array, kind: str) -> list[Any]:
     if not _has_columns(kind):
         return [unpack(data, [kind])[0] for data in column.to_pylist()]
     if kind == "vector":
-        return _parts(column, lambda keys, items: Vector.of(dict(zip(keys, items, strict=True))))
+        flat = [column.keys.to_numpy(), column.items.to_numpy()]
+        return _parts(column, flat, Vector.of_arrays)
     inner = inner_of(kind)
     if inner in _PYTHON and not column.values.null_count:
-        return _parts(column, lambda items: items)
+        return _parts(column, [_plain(column.values)], lambda items: items)
     return _plain(column)
 
 
-def _parts(column: pa.Array, make: Any) -> list[Any]:
-    """Of a column of lists or maps, what is made of each one's items."""
+def _parts(column: pa.Array, flat: Sequence[Any], make: Any) -> list[Any]:
+    """Of a column of lists or maps, what is made of each one's items, which are parts of `flat`."""
     if not len(column):
         return []
-    offsets = column.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
-    nested = [column.keys, column.items] if pa.types.is_map(column.type) else [column.values]
-    flat = [_plain(each.slice(first, last - first)) for each in nested]
-    bounds = (offsets - first).tolist()
+    bounds = column.offsets.to_numpy().tolist()
     made = [make(*(items[start:stop] for items in flat)) for start, stop in pairwise(bounds)]
     if column.null_count:
         absent = column.is_null().to_pylist()

@@ -136,17 +136,8 @@ class Place(NamedTuple):
     lane: int
 
 
-class Here(NamedTuple):
-    """Calls that wait for a task in one place: which of a batch, in the order in which they come."""
-
-    task: int
-    calls: pa.RecordBatch
-    order: Longs
-
-
-def by_place(calls: pa.RecordBatch, slices: Numbers, lanes: Numbers, of: int) -> dict[Place, Here]:
-    """Calls by where they run, which is in these slices and lanes (of so many, -1 for none); in each in the order of rows."""
-    heads = Heads.of(calls)
+def by_place(heads: Heads, slices: Numbers, lanes: Numbers, of: int) -> dict[Place, Longs]:
+    """Which calls run where, in these slices and lanes (of so many, -1 for none); in each place in the order of rows."""
     places = slices.astype(np.int64) * (of + 1) + lanes + 1
     order = np.lexsort((heads.at, heads.rows, places))
     sorted_places = places[order]
@@ -155,5 +146,5 @@ def by_place(calls: pa.RecordBatch, slices: Numbers, lanes: Numbers, of: int) ->
     found = {}
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
         number, lane = divmod(int(sorted_places[start]), of + 1)
-        found[Place(SliceId(number), lane - 1)] = Here(int(heads.tasks[0]), calls, order[start:stop])
+        found[Place(SliceId(number), lane - 1)] = order[start:stop]
     return found

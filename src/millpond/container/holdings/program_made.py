@@ -36,6 +36,12 @@ class Made:
     def add(self, following: int, call: HandedOn) -> None:
         self.single.setdefault(following, []).append(call)
 
+    def merge(self, other: Made) -> None:
+        for following, calls in other.single.items():
+            self.single.setdefault(following, []).extend(calls)
+        for following, batches in other.batches.items():
+            self.batches.setdefault(following, []).extend(batches)
+
     def add_all(self, following: int, calls: pa.RecordBatch) -> None:
         self.batches.setdefault(following, []).append(calls)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import merge
 from typing import Any, NamedTuple
 
@@ -20,6 +21,13 @@ from millpond.code.capture import described as error_in_words
 from millpond.container.holdings.base import HeldSlice, Means, Record, RoundsOf
 from millpond.container.holdings.program_calls import Calls, T
 from millpond.container.holdings.program_code import LoadedMethod, LoadedTask, rows_schema
+from millpond.container.holdings.program_kernels import (
+    Columns,
+    NotCompiled,
+    has_nulls,
+    new_control,
+    run_kernel,
+)
 from millpond.container.holdings.program_made import HandedOn, Made, Returned, heads_of
 from millpond.container.holdings.program_once import Given, call_of, forget_oldest, remember, remembered
 from millpond.container.holdings.program_store import ProgramStore
@@ -29,7 +37,6 @@ from millpond.programs.call_columns import column_of, is_sound, values_of
 from millpond.programs.calls import (
     HEAD_COLUMNS,
     Heads,
-    Here,
     Longs,
     Numbers,
     Place,
@@ -46,9 +53,11 @@ from millpond.programs.calls import (
 )
 from millpond.programs.entries import NO_LANE
 from millpond.programs.graph import REJECTS, RETURNS
+from millpond.programs.machine.plan import LANES, Plan
 from millpond.programs.merging import Collection
 from millpond.programs.packing import pack
 from millpond.programs.rows import arrow_type, as_value
+from millpond.programs.tracking import Tracked
 from millpond.schema import cast_column
 from millpond.wire.base import SliceId
 from millpond.wire.connection import SlicedBatch
@@ -58,6 +67,10 @@ READERS_S = 0.0002
 """For so long those who read get a slice in which an epoch runs."""
 BLOCK = 256
 """So many calls have their values as Python has them, at a time."""
+CHUNK, CHUNK_MAX, CHUNK_S = 256, 1 << 14, 0.002
+"""So many calls are run by a kernel at a time, at first; then as many as take about so long."""
+RUN_MIN = 8
+"""Where calls of several tasks take turns in one place, a kernel runs at least so many on the average."""
 SENT_BYTES = 64 << 20
 """What is larger is sent in parts."""
 Waiting = dict[int, list[pa.RecordBatch]]
@@ -83,6 +96,36 @@ class Coming(NamedTuple):
     values: Sequence[Any]
 
 
+class Due:
+    """Calls whose task is due, and what is made of them when it is needed."""
+
+    def __init__(self, task: int, calls: pa.RecordBatch) -> None:
+        self.task = task
+        self.calls = calls
+
+    @cached_property
+    def heads(self) -> Heads:
+        return Heads.of(self.calls)
+
+    @cached_property
+    def has_nulls(self) -> bool:
+        return has_nulls(self.calls)
+
+    def columns(self, plan: Plan) -> Columns:
+        if self._columns is None:
+            self._columns = Columns(self.calls, plan)
+        return self._columns
+
+    _columns: Columns | None = None
+
+
+class Here(NamedTuple):
+    """Calls that wait for a task in one place: which of those that are due, in the order in which they come."""
+
+    due: Due
+    order: Longs
+
+
 class EpochCalls(Calls):
     """The calls of one epoch in one container."""
 
@@ -102,6 +145,7 @@ class EpochCalls(Calls):
         self.returned = Returned(method.method.returns or "long")
         self._fresh: dict[tuple[int, int], Fresh] = {}
         """By slice and row."""
+        self._control = self._watch.control = new_control(spec.lanes)
 
     def run(self, record: Record, rounds: RoundsOf) -> None:
         entering = self._means.limits.run(self._what, lambda: self._entering(record))
@@ -130,16 +174,17 @@ class EpochCalls(Calls):
 
     def remember(self) -> None:
         """What new idempotency keys gave: changes of the epoch, as all others."""
+        now_s = self._means.wall_s()
         results, errors = self.returned.of([row for _, row in self._fresh])
         given = zip(values_of(results, self.returned.kind), errors.to_pylist(), strict=True)
         for ((number, _), fresh), (result, error) in zip(self._fresh.items(), given, strict=True):
             held = self._slices[SliceId(number)]
             with held.lock:
-                remember(held.store, self._method.method, *fresh, Given(result, error))
+                remember(held.store, self._method.method, *fresh, Given(result, error), now_s)
         for number in {number for number, _ in self._fresh}:
             held = self._slices[SliceId(number)]
             with held.lock:
-                forget_oldest(held.store, self._pond_slices)
+                forget_oldest(held.store, self._pond_slices, now_s)
 
     def _guarded(self, work: Callable[[], T]) -> T:
         """Within the time and memory that all code of the epoch has together."""
@@ -263,10 +308,11 @@ class EpochCalls(Calls):
         """Runs the tasks that are due here: what comes of them."""
         places: dict[Place, list[Here]] = {}
         for task, batches in due.items():
-            calls = batches[0] if len(batches) == 1 else pa.concat_batches(batches) if batches else ()
-            if len(calls):
-                for place, here in self._places(self._method.tasks[task], calls).items():
-                    places.setdefault(place, []).append(here)
+            if any(map(len, batches)):
+                calls = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+                waiting = Due(task, calls)
+                for place, order in self._places(waiting).items():
+                    places.setdefault(place, []).append(Here(waiting, order))
 
         def run() -> Going:
             made = Made()
@@ -276,13 +322,13 @@ class EpochCalls(Calls):
 
         return self._guarded(run) if places else []
 
-    def _places(self, loaded: LoadedTask, calls: pa.RecordBatch) -> dict[Place, Here]:
-        """The calls of a task by where it runs."""
-        heads = Heads.of(calls)
-        number, lanes = heads.at, np.full(len(calls), NO_LANE, np.int32)
+    def _places(self, due: Due) -> dict[Place, Longs]:
+        """Which calls of a task run where."""
+        loaded, heads = self._method.tasks[due.task], due.heads
+        number, lanes = heads.at, np.full(len(due.calls), NO_LANE, np.int32)
         if loaded.task.gathers and loaded.key is not None:
             # It says where it comes from: where it is for follows from its key.
-            number = self._slices_of(loaded, calls)
+            number = self._slices_of(loaded, due.calls)
         match loaded.task.access:
             case "partitioned":
                 slices = number
@@ -293,16 +339,32 @@ class EpochCalls(Calls):
                 if ((lanes < 0) | (lanes >= self._spec.lanes)).any():
                     raise BadMessage(f"what comes for {self._spec.name} in a round is for no lane of it")
                 slices = homes_of(self._spec, lanes, self._pond_slices)
-        places = by_place(calls, slices, lanes, self._spec.lanes)
+        places = by_place(heads, slices, lanes, self._spec.lanes)
         if any(place.slice not in self._slices for place in places):
             raise BadMessage(f"what comes for {self._spec.name} in a round is for slices of others")
         return places
 
     def _run_place(self, held: HeldSlice[ProgramStore], lane: int, works: Sequence[Here], made: Made) -> None:
-        """Runs calls in one slice or lane, in the order of rows. Between two of them others may read there."""
+        """Runs calls in one slice or lane, in the order of rows: by kernels, where there are some that run for long enough."""
+        works = [self._gathered(work) for work in works]
+        compiled = [self._has_kernel(work) for work in works]
+        pieces = in_turns(works) if any(compiled) else []
+        if not pieces or sum(len(work.order) for work in works) < RUN_MIN * (len(pieces) - 1):
+            self._interpret(held, lane, works, made)
+            return
+        for piece in pieces:
+            if self._has_kernel(piece):
+                self._run_compiled(held, lane, piece, made)
+            else:
+                self._interpret(held, lane, [piece], made)
+
+    # Interpreted
+
+    def _interpret(self, held: HeldSlice[ProgramStore], lane: int, works: Sequence[Here], made: Made) -> None:
+        """Between two calls others may read there."""
         inputs = iter(self._inputs(works))
         while not self._run_some(held, lane, inputs, made):
-            time.sleep(READERS_S)
+            self._means.sleep(READERS_S)
 
     def _run_some(
         self, held: HeldSlice[ProgramStore], lane: int, inputs: Iterator[Coming], made: Made
@@ -313,15 +375,18 @@ class EpochCalls(Calls):
             began = time.thread_time_ns()
             try:
                 for call in inputs:
-                    row, at, entry, steps, task, values = call
-                    with self._leaving_as_it_is(held.store, row):
-                        steps, last, following, values = self._ran(held.store, lane, row, steps, task, values)
-                    made.add(following, HandedOn(row, entry, steps, at, last.task.line, values))
+                    with self._leaving_as_it_is(held.store, call.row):
+                        self._run_one(held.store, lane, call, made)
                     if held.asking:
                         return False
                 return True
             finally:
                 held.load.cpu_ns += time.thread_time_ns() - began
+
+    def _run_one(self, store: ProgramStore, lane: int, call: Coming, made: Made) -> None:
+        row, at, entry, steps, task, values = call
+        steps, last, following, values = self._ran(store, lane, row, steps, task, values)
+        made.add(following, HandedOn(row, entry, steps, at, last.task.line, values))
 
     def _inputs(self, works: Sequence[Here]) -> Iterable[Coming]:
         """Calls with their values, in the order of rows; those of all lanes as one, where the task gathers."""
@@ -330,11 +395,11 @@ class EpochCalls(Calls):
         return merge(*map(self._values, works), key=lambda call: (call.row, call.at))
 
     def _values(self, work: Here) -> Iterator[Coming]:
-        loaded = self._method.tasks[work.task]
-        parts = self._spec.lanes if loaded.task.gathers else 1
-        order = self._gathered(work) if loaded.task.gathers else work.order
+        task, calls = work.due.task, work.due.calls
+        loaded, order = self._method.tasks[task], work.order
+        parts = self._parts(task)
         for start in range(0, len(order), parts * BLOCK):
-            block = work.calls.take(pa.array(order[start : start + parts * BLOCK]))
+            block = calls.take(pa.array(order[start : start + parts * BLOCK]))
             columns = [block.column(HEAD_COLUMNS + n) for n in range(len(loaded.parts))]
             heads = [block.column(name).to_pylist() for name in ("row", "at", "entry", "steps")]
             if loaded.task.gathers:
@@ -347,14 +412,21 @@ class EpochCalls(Calls):
                 heads = [head[parts - 1 :: parts] for head in heads]
             else:
                 values = [values_of(c, kind) for c, kind in zip(columns, loaded.parts, strict=True)]
-            inputs = zip(*values, strict=True) if values else [()] * len(block)
+            inputs = zip(*values, strict=True) if values else [()] * len(heads[0])
             for row, at, entry, steps, given in zip(*heads, inputs, strict=True):
-                yield Coming(row, at, entry, steps, work.task, given)
+                yield Coming(row, at, entry, steps, task, given)
 
-    def _gathered(self, work: Here) -> Longs:
-        """The order of calls that come from all lanes, each from one after the other."""
-        heads = Heads.of(work.calls)
-        lanes, rows, order = self._spec.lanes, heads.rows[work.order], work.order
+    def _parts(self, task: int) -> int:
+        """How many parts a call of a task has."""
+        return self._spec.lanes if self._method.tasks[task].task.gathers else 1
+
+    def _gathered(self, work: Here) -> Here:
+        """Checks calls that come from all lanes: each from one after the other."""
+        lanes = self._parts(work.due.task)
+        if lanes == 1:
+            return work
+        heads, order = work.due.heads, work.order
+        rows = heads.rows[order]
         complete = len(rows) % lanes == 0
         if complete:
             of_lanes = heads.at[order].reshape(-1, lanes) == np.arange(lanes)
@@ -362,7 +434,86 @@ class EpochCalls(Calls):
             complete = bool(of_lanes.all() and of_row.all())
         if not complete:
             raise BadMessage(f"of calls of {self._spec.name}, what some lanes gave has not come")
-        return order
+        return work
+
+    # Compiled
+
+    def _has_kernel(self, work: Here) -> bool:
+        kernel = self._method.tasks[work.due.task].kernel
+        return kernel.ready(len(work.order)) is not None and not work.due.has_nulls
+
+    def _run_compiled(self, held: HeldSlice[ProgramStore], lane: int, work: Here, made: Made) -> None:
+        """Runs calls by their kernel, some at a time: in between others may read there."""
+        parts, first, size = self._parts(work.due.task), 0, CHUNK
+        while first < len(work.order):
+            chunk = Here(work.due, work.order[first : first + parts * size])
+            began = time.thread_time_ns()
+            if not self._run_chunk(held, lane, chunk, made):
+                self._interpret(held, lane, [chunk], made)
+            took_s = (time.thread_time_ns() - began) / 1e9
+            size = (
+                min(2 * size, CHUNK_MAX)
+                if took_s < CHUNK_S / 2
+                else max(1, size // 2)
+                if took_s > 2 * CHUNK_S
+                else size
+            )
+            first += len(chunk.order)
+            if held.asking:
+                self._means.sleep(READERS_S)
+
+    def _run_chunk(self, held: HeldSlice[ProgramStore], lane: int, work: Here, made: Made) -> bool:
+        """Whether the kernel ran all of these calls. If not they have done nothing: whatever it is, the interpreter tells it."""
+        loaded = self._method.tasks[work.due.task]
+        own = Made()
+        with held.lock:
+            held.check_whole()
+            began, store = time.thread_time_ns(), held.store
+            tracked: Any = None if loaded.task.field is None else store.part(loaded.task.field, lane)
+            mark = None if tracked is None else tracked.mark()
+            before = store.touched if self._method.method.read_only else None
+            try:
+                self._run_kernel(work, store, lane, own)
+                if before is not None and store.touched != before:
+                    raise NotCompiled
+            except Exception:  # noqa: BLE001 - of which the interpreter says what it is
+                if tracked is not None:
+                    tracked.undo_to(mark)
+                return False
+            finally:
+                self._watch.rows = None
+                held.load.cpu_ns += time.thread_time_ns() - began
+        made.merge(own)
+        return True
+
+    def _run_kernel(self, work: Here, store: ProgramStore, lane: int, made: Made) -> None:
+        """Runs calls by their kernel, and the tasks after it that can run in the same place. NotCompiled, or what was raised."""
+        due, order = work
+        loaded, heads, parts = self._method.tasks[due.task], due.heads, self._parts(due.task)
+        drive, plan = loaded.kernel.ready(0), loaded.kernel.plan
+        if drive is None or plan is None or (heads.steps[order] >= self._method.graph.max_rounds).any():
+            raise NotCompiled
+        state = 0 if loaded.task.field is None else self._struct(store.part(loaded.task.field, lane))
+        self._control[LANES] = parts
+        self._watch.task, self._watch.rows = loaded, heads.rows[order[::parts]]
+        made_here = run_kernel(
+            drive, plan, self.returned.kind, state, due.calls, heads, due.columns(plan), order, self._control
+        )
+        for following, calls in made_here:
+            if following < 0 or not self._method.tasks[following].runs_anywhere:
+                made.add_all(following, calls)
+                continue
+            next_here = Here(Due(following, calls), np.arange(len(calls)))
+            if self._has_kernel(next_here):
+                self._run_kernel(next_here, store, lane, made)
+            else:
+                self._watch.rows = None
+                for call in self._values(next_here):
+                    self._run_one(store, lane, call, made)
+
+    def _struct(self, tracked: Tracked) -> Any:
+        """What a kernel works on."""
+        return tracked.struct  # type: ignore[attr-defined] # of those that kernels can change
 
     # Out
 
@@ -430,3 +581,18 @@ class EpochCalls(Calls):
                     part = Routed(own.calls.slice(start, size), own.to[start : start + size])
                     found.setdefault(container, []).append(sliced(part, self._pond_slices))
         return found
+
+
+def in_turns(works: Sequence[Here]) -> list[Here]:
+    """Calls of several tasks in one place, as they take turns in the order of rows."""
+    if len(works) == 1:
+        return list(works)
+    of_work = np.repeat(np.arange(len(works)), [len(work.order) for work in works])
+    orders = np.concatenate([work.order for work in works])
+    rows = np.concatenate([work.due.heads.rows[work.order] for work in works])
+    at = np.concatenate([work.due.heads.at[work.order] for work in works])
+    turns = np.lexsort((of_work, at, rows))
+    of_turn = of_work[turns]
+    starts = np.flatnonzero(np.concatenate(([True], of_turn[1:] != of_turn[:-1])))
+    pieces = np.split(orders[turns], starts[1:])
+    return [Here(works[n].due, piece) for n, piece in zip(of_turn[starts].tolist(), pieces, strict=True)]
