@@ -188,7 +188,9 @@ class Body(Function):
             self.write(f"put_{'longs' if kind == 'array<long>' else 'doubles'}({grown}, {value.text})")
             self.write(f"{column}[c + 1] = {grown}.used")
         elif kind == "vector" and value.kind in VECTORS:
-            self.write(f"put_entries({grown}, {value.text}.keys(), {value.text}.values())")
+            keys, values = self.fresh(), self.fresh()
+            self.write(f"{keys}, {values} = arrays_in({value.text})")
+            self.write(f"put_entries({grown}, {keys}, {values})")
             self.write(f"{column}[c + 1] = {grown}.used")
         else:
             self.refuse(node, f"a {value.kind} is handed on as a {kind}")

@@ -134,12 +134,13 @@ class Function(Expressions):
         keys = [self.kept(key) for key in keys]
         amount = self.value(node.value)
         kind = self.entry_kind(owner, keys, node)
-        in_place = owner.kind != "vector" and kind in ("long", "double") and amount.kind != "boolean"
+        self.changes_vectors |= owner.kind == "vector"
+        in_place = kind in ("long", "double") and amount.kind != "boolean"
         if isinstance(node.op, ast.Add) and in_place:
             if kind == "long" and amount.kind != "long":
                 self.refuse(node, "a long becomes a double")
             text = amount.text if kind == "long" else self.double(amount)
-            function = "increase" if len(keys) == 2 else "increase1"
+            function = "increase" if len(keys) == 2 else "increase_at"
             self.write(f"{function}({owner.text}, {', '.join(key.text for key in keys)}, {text})")
             return
         before = self.entry(owner, keys, node)
