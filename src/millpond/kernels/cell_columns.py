@@ -48,7 +48,7 @@ from millpond.kernels.cells import (
 Flags = NDArray[np.uint8]
 
 
-@jit
+@brief
 def row_columns(cells: Any, limit: int, row: int) -> Any:
     """Keys, ascending, words and flags of a row."""
     number = row_number(cells, row)
@@ -69,7 +69,7 @@ def row_columns(cells: Any, limit: int, row: int) -> Any:
     return keys[:used], words[:used], flags[:used]
 
 
-@jit
+@brief
 def row_length(cells: Any, limit: int, row: int) -> int:
     number = row_number(cells, row)
     if number < 0:
@@ -83,7 +83,7 @@ def row_length(cells: Any, limit: int, row: int) -> int:
     return count
 
 
-@jit
+@brief
 def keys_of_rows(cells: Any, limit: int) -> Any:
     """Rows that have cells, ascending."""
     order_rows(cells)
@@ -124,7 +124,7 @@ def all_columns(cells: Any, limit: int) -> Any:
     return rows[:used], keys[:used], words[:used], flags[:used]
 
 
-@jit
+@brief
 def column(cells: Any, limit: int, key: int) -> Any:
     """Rows, ascending, and words of the cells of that key."""
     order_rows(cells)
@@ -213,7 +213,7 @@ def put_columns(cells: Any, rows: Longs, keys: Longs, words: Longs, flags: Flags
             drop_row(cells, number)
 
 
-@jit
+@brief
 def change_columns(
     cells: Any, row: int, keys: Longs, words: Longs, flags: Flags, adds: bool, times: float
 ) -> None:

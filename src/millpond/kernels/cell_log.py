@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.kernels._jit import inlined, jit, part
+from millpond.kernels._jit import brief, inlined, jit, part
 from millpond.kernels.cell_grid import follow, set_in_grid
 from millpond.kernels.cells import (
     BASE,
@@ -43,6 +43,8 @@ from millpond.kernels.cells import (
     TWICE,
     WORD,
     add_cell,
+    as_double,
+    as_word,
     drop_row,
     find_cell,
     grown,
@@ -117,6 +119,25 @@ def write(cells: Any, row: int, key: int, word: int, flags: int) -> None:
 
 
 @part
+def add_to_cell(cells: Any, row: int, key: int, x: float) -> None:
+    """Adds to a double. What is absent is 0.0, and there from now on."""
+    number = row_number(cells, row)
+    if number < 0:
+        number = new_row(cells, row)
+    place = find_cell(cells, number, key)
+    if place < 0:
+        new_cell(cells, number, key, as_word(0.0 + x), PRESENT)
+        return
+    pool = cells.pool
+    mark = pool[place, MARK]
+    if mark & PRESENT and mark >> STAMP_SHIFT >= cells.control[SINCE]:
+        pool[place, WORD] = as_word(as_double(pool[place, WORD]) + x)
+    else:
+        before = as_double(pool[place, WORD]) if mark & PRESENT else 0.0
+        change_cell(cells, number, place, as_word(before + x), PRESENT)
+
+
+@part
 def remove(cells: Any, row: int, key: int) -> bool:
     """Whether there was one."""
     number = row_number(cells, row)
@@ -137,7 +158,7 @@ def clear_number(cells: Any, number: int) -> None:
             change_cell(cells, number, place, 0, 0)
 
 
-@jit
+@brief
 def clear(cells: Any, row: int, whole: bool) -> None:
     """Removes the cells of a row, or of all."""
     if whole:
@@ -226,7 +247,7 @@ def _begin(cells: Any, base: int) -> None:
         cells.log = np.empty((0, 4), np.int64)
 
 
-@jit
+@brief
 def mark(cells: Any) -> Any:
     """A place in the log to come back to."""
     control = cells.control

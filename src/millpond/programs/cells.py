@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 from numba import types
+from numba.extending import typeof_impl
 
 from millpond.kernels import cell_columns, cell_grid, cell_log
 from millpond.kernels._jit import JIT_ENABLED
+from millpond.kernels.cell_types import MAPS, MATRIX, ROW
 from millpond.kernels.cells import CELLS, NOW, NULL, PRESENT
 from millpond.programs.columns import Doubles, Longs, present, values_of, words_of
 from millpond.programs.elements import Map, Matrix, Vector
@@ -265,6 +267,10 @@ class CellMap(_Cells, Map[int, Any]):
         self._key = key
         self._value = value
 
+    @property
+    def value_type(self) -> str:
+        return self._value
+
     def __getitem__(self, key: int) -> Any:
         return self.get(key, zero_of(self._value))
 
@@ -334,3 +340,9 @@ class CellMap(_Cells, Map[int, Any]):
 
     def clear(self) -> None:
         kernels.clear(self._changing(), 0, True)
+
+
+# What compiled code takes for them.
+typeof_impl.register(CellMatrix)(lambda element, context: MATRIX)
+typeof_impl.register(CellVector)(lambda element, context: ROW)
+typeof_impl.register(CellMap)(lambda element, context: MAPS[element.value_type])

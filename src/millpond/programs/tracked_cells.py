@@ -50,6 +50,10 @@ class TrackedCells(Tracked):
         )
 
     @property
+    def is_columnar(self) -> bool:
+        return True
+
+    @property
     def is_changed(self) -> bool:
         return bool(self._control[at.LOG])
 

@@ -151,6 +151,11 @@ class Tracked(ABC):
     def decided_element(self) -> Element:
         """The element as decided epochs left it, to be read at once: it does not last."""
 
+    @property
+    def is_columnar(self) -> bool:
+        """Whether compiled code takes the element."""
+        return False
+
     @abstractmethod
     def get(self, place: Place) -> Any:
         """The value there, or ABSENT."""
