@@ -57,7 +57,6 @@ from millpond.programs.machine.plan import LANES, Plan
 from millpond.programs.merging import Collection
 from millpond.programs.packing import pack
 from millpond.programs.rows import arrow_type, as_value
-from millpond.programs.tracking import Tracked
 from millpond.schema import cast_column
 from millpond.wire.base import SliceId
 from millpond.wire.connection import SlicedBatch
@@ -493,7 +492,7 @@ class EpochCalls(Calls):
         drive, plan = loaded.kernel.ready(0), loaded.kernel.plan
         if drive is None or plan is None or (heads.steps[order] >= self._method.graph.max_rounds).any():
             raise NotCompiled
-        state = 0 if loaded.task.field is None else self._struct(store.part(loaded.task.field, lane))
+        state = 0 if loaded.task.field is None else store.part(loaded.task.field, lane).element
         self._control[LANES] = parts
         self._watch.task, self._watch.rows = loaded, heads.rows[order[::parts]]
         made_here = run_kernel(
@@ -510,10 +509,6 @@ class EpochCalls(Calls):
                 self._watch.rows = None
                 for call in self._values(next_here):
                     self._run_one(store, lane, call, made)
-
-    def _struct(self, tracked: Tracked) -> Any:
-        """What a kernel works on."""
-        return tracked.struct  # type: ignore[attr-defined] # of those that kernels can change
 
     # Out
 

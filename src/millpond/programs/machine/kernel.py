@@ -7,22 +7,43 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
 from numba import types
 
 from millpond.kernels._jit import NO_C_ENTRY, NO_ENTRY, compiled
 from millpond.kernels._memory_at import bytes_at, doubles_at, longs_at
+from millpond.kernels.cell_overloads import arrays_in, average_of, increase, increase_at, total_of
+from millpond.kernels.cell_types import MAPS, MATRIX, ROW, vector_of
 from millpond.kernels.grown import GROWN, put_doubles, put_entries, put_longs
 from millpond.programs.machine import checked
-from millpond.programs.machine.cache import OPTIONS, directory
+from millpond.programs.machine.cache import OPTIONS, directory, part
 from millpond.programs.machine.plan import Plan
 from millpond.txn.compiler.cache import digest, kept_in
 
+
+@part
+def mp_Vector() -> Any:  # noqa: N802 - as it is called
+    return vector_of(np.empty(0, np.int64), np.empty(0, np.float64))
+
+
 _NAMES: dict[str, Any] = {
     **checked.NAMES,
-    **{function.__name__: function for function in (bytes_at, doubles_at, longs_at)},
-    **{function.__name__: function for function in (put_longs, put_doubles, put_entries)},
+    **{
+        function.__name__: function
+        for function in (
+            *(bytes_at, doubles_at, longs_at, put_longs, put_doubles, put_entries),
+            *(arrays_in, average_of, increase, increase_at, mp_Vector, total_of, vector_of),
+        )
+    },
 }
-STATES: dict[str, Any] = {"": types.int64}
+STATES: dict[str, Any] = {
+    "": types.int64,
+    "matrix": MATRIX,
+    "row": ROW,
+    "map<long>": MAPS["long"],
+    "map<double>": MAPS["double"],
+    "map<boolean>": MAPS["boolean"],
+}
 Drive = Callable[..., int]
 """See `Plan`."""
 
