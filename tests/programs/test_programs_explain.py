@@ -21,19 +21,24 @@ state
 add_rating(user long, item long, rating double): writes
   TE 1, line 8: writes user_item[user]
        takes user long, item long, rating double
+       compiled
        then TE 2, by the lane of user
   TE 2, line 13: writes co_occ, lane of user
        takes user long, item long, others array<long>
+       compiled
 
 get_rec(user long, k long = 10) -> array<long>: read-only
   TE 1, line 18: reads user_item[user]
        takes user long, k long
+       compiled
        then TE 2, one-to-all
   TE 2, line 19: reads co_occ, all lanes
        takes k long, row vector
+       compiled
        then TE 3, all-to-one
   TE 3, line 23: computes no state
        takes parts collection<vector>, k long, row vector
+       compiled
 
 rounds
   1: user_item

@@ -45,6 +45,7 @@ from millpond.durable import arrow_files
 from millpond.ops.direct import DirectReads
 from millpond.ops.window import FiringSource, WindowSource
 from millpond.ops.window_intake import WindowIntake
+from millpond.programs import calls
 from millpond.programs.tracking import Tracked
 from millpond.stores import readiness
 from millpond.stores.undo import TableUndo
@@ -559,10 +560,10 @@ PROGRAMS: dict[str, tuple[int, list[Edit]]] = {
         2,
         [
             Edit(
-                EpochCalls,
-                "_run_place",
-                "key=lambda each: (each.row, each.at)",
-                "key=lambda each: (-each.row, each.at)",
+                calls,
+                "by_place",
+                "np.lexsort((heads.at, heads.rows, places))",
+                "np.lexsort((heads.at, -heads.rows, places))",
             )
         ],
     ),

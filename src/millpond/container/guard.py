@@ -40,7 +40,7 @@ def end_process(why: str) -> None:
 class Guard:
     """Runs work that contains user code, for at most `seconds`.
 
-    What runs longer is interrupted. Code that cannot be, as compiled loops, dooms the process: `doomed` says why, and
+    What runs longer is interrupted. Code that cannot be, as compiled loops that do not look, dooms the process: `doomed` says why, and
     `end` is called with it soon after, when the error has been sent.
     """
 
@@ -76,7 +76,7 @@ class Guard:
         self._hand_over(task, what)
         over = self._await(task, what, watched)
         if over is not None:
-            self._interrupt(task, over.message)
+            self._interrupt(task, over.message, watched)
             raise over
         return task.outcome(what, watched)
 
@@ -157,10 +157,12 @@ class Guard:
         except RuntimeError:
             self._end(why)
 
-    def _interrupt(self, task: _Task[Any], what: str) -> None:
+    def _interrupt(self, task: _Task[Any], what: str, watched: Watched | None) -> None:
         """Returns when the task has ended, or the process is doomed."""
         # Once: a second one might hit what takes back the work of the first.
         task.interrupt()
+        if watched is not None:
+            watched.stop()
         if task.ended.wait(self._grace_s):
             return
         self.doom(f"{what}, and could not be interrupted")

@@ -95,7 +95,7 @@ class ContainerService:
         self._root = root
         self._runtime = runtime or Serial()
         # Slices' locks are the runtime's, too.
-        self._means = (means or Means())._replace(lock=self._runtime.lock)
+        self._means = (means or Means())._replace(lock=self._runtime.lock, sleep=self._runtime.sleep)
         self.dial = dial
         self._room = Room(self._means.memory // ROOM_SHARE)
         self._waiting = WaitingFiles(files, root, self._room, self._runtime.bits)

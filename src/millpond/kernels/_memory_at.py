@@ -40,6 +40,11 @@ def longs_at(address: int, count: int) -> NDArray[np.int64]:
 
 
 @inlined
+def doubles_at(address: int, count: int) -> NDArray[np.float64]:
+    return _carray(_pointer(address), (count,), np.float64)  # type: ignore[no-any-return]
+
+
+@inlined
 def rows_at(address: int, rows: int, width: int) -> NDArray[np.int64]:
     return _carray(_pointer(address), (rows, width), np.int64)  # type: ignore[no-any-return]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,6 +31,7 @@ from millpond.wire.house import Forget
 # Of clients that were not closed, so many are remembered at least.
 CLIENTS_KEPT = 64
 RESULT, CALL = "_result", "_call"
+NAME_MAX = 64
 
 
 class _Waiting:
@@ -245,5 +247,9 @@ def column_of(parameter: str) -> str:
 
 
 def as_name(method: str) -> str:
-    """A method's name as one that an operator can have."""
-    return re.sub("[^a-z0-9_]", "_", method.lower())[:64]
+    """A method's name as one that an operator can have: another one for each method."""
+    name = re.sub("[^a-z0-9_]", "_", method.lower())[:NAME_MAX]
+    if name == method:
+        return name
+    mark = hashlib.blake2b(method.encode(), digest_size=4).hexdigest()
+    return f"{name[: NAME_MAX - len(mark) - 1]}_{mark}"

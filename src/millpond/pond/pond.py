@@ -31,7 +31,7 @@ from millpond.pond.dedup import Dedup, dedup_spec
 from millpond.pond.figures import Metrics, as_metrics, exposition
 from millpond.pond.firing import firing_of
 from millpond.pond.join import Join, join_spec
-from millpond.pond.program import Program, graph_of, program_spec
+from millpond.pond.program import Program, graph_of, program_spec, warn_of_slow_methods
 from millpond.pond.scaling import autoscale_limits, await_moves, check_at_least_one, container_id, slice_ids
 from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
@@ -371,11 +371,14 @@ class Pond:
         With True entries stay as they are, as far as they fit. Or it says by field what comes of its entries: True, a function of
         an entry's key and value that returns the new ones, or a `mp.Migration`, also for a new field. What is as the class has it
         already is not migrated again. With other lanes, what lane l had goes to lane l modulo their number, and is added there.
+
+        Of methods that access state, or loop, and cannot be compiled, a `RuleInterpreted` warning tells line and reason.
         """
         graph = graph_of(program)
         spec = program_spec(name, graph)
         # Here, as for windows: containers find compiled what they would compile.
         warm_up_for(field.types for field in spec.fields.values())
+        warn_of_slow_methods(graph)
         if migrate is not False:
             migrate_program(self._client, spec, migrate, graph.merges)
         self._client.call(OpenResident(spec))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -10,11 +11,12 @@ from typing import Any
 import msgspec
 
 from millpond.client.client import Client
-from millpond.errors import BadOption
+from millpond.errors import BadOption, RuleInterpreted
 from millpond.ops.direct import DirectReads
 from millpond.ops.direct_writes import RESULT, DirectWrites, as_name, column_of, operator_name
 from millpond.ops.program import ProgramCall
 from millpond.programs.entries import entries_in, field_specs, name_since, place_of, value_of
+from millpond.programs.explain import why_slow
 from millpond.programs.graph import BY_COLUMN, Graph, Method, across
 from millpond.programs.rows import ONCE
 from millpond.wire.base import check_name
@@ -188,6 +190,12 @@ class Program:
         raise BadOption(
             f"program {self.name!r} has no method {name!r}", hint=f"it has: {known}", option="method"
         )
+
+
+def warn_of_slow_methods(graph: Graph) -> None:
+    """A warning for each method that is not compiled, and would be faster."""
+    for why in why_slow(graph):
+        warnings.warn(why, RuleInterpreted, stacklevel=3)
 
 
 def program_spec(name: str, graph: Graph) -> ProgramSpec:

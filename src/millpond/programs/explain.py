@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 from millpond.errors import BadOption
 from millpond.programs.graph import Graph, Method, Task
+from millpond.programs.machine.plan import why_interpreted
 
 
 class Explanation(str):
@@ -54,7 +57,7 @@ def _lines(graph: Graph) -> list[str]:
         )
     for method in graph.methods:
         out += ["", heading(method)]
-        out += [f"  {line}" for task in method.tasks for line in _task(method, task)]
+        out += [f"  {line}" for task in method.tasks for line in _task(graph, method, task)]
     out += ["", "rounds"]
     out += [f"  {n + 1}: {', '.join(names)}" for n, names in enumerate(graph.levels)]
     how = (
@@ -99,10 +102,37 @@ def dispatch(task: Task, following: Task) -> str:
     }[following.access]
 
 
-def _task(method: Method, task: Task) -> list[str]:
+def why_slow(graph: Graph) -> list[str]:
+    """What stays interpreted though that matters, as it accesses state, or loops: of each method the first line, and why."""
+    found = []
+    for method in graph.methods:
+        for task in method.tasks:
+            refused = why_interpreted(graph, method, task) if task.field or _loops(task) else None
+            if refused is not None:
+                what = f"method {method.name!r} of program {graph.name} runs interpreted, row by row"
+                found.append(f"{what}: {graph.file}, line {refused[0]}: {refused[1]}")
+                break
+    return found
+
+
+def _loops(task: Task) -> bool:
+    kinds = ast.For | ast.While | ast.comprehension
+    return any(isinstance(node, kinds) for node in ast.walk(ast.parse(task.source)))
+
+
+def _how(graph: Graph, method: Method, task: Task) -> str:
+    refused = why_interpreted(graph, method, task)
+    return "compiled" if refused is None else f"interpreted, line {refused[0]}: {refused[1]}"
+
+
+def _task(graph: Graph, method: Method, task: Task) -> list[str]:
     does = "writes" if task.writes else "reads" if task.field else "computes"
     takes = ", ".join(f"{v.name} {v.type}" for v in task.inputs) or "nothing"
-    out = [f"TE {task.number + 1}, line {task.line}: {does} {where(task)}", f"     takes {takes}"]
+    out = [
+        f"TE {task.number + 1}, line {task.line}: {does} {where(task)}",
+        f"     takes {takes}",
+        f"     {_how(graph, method, task)}",
+    ]
     for number in task.next:
         other = method.tasks[number]
         back = ", a cycle" if number <= task.number else ""

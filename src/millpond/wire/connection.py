@@ -18,6 +18,7 @@ from millpond.wire.backups import BackUp
 from millpond.wire.base import Call, Exchange, Message, Read
 from millpond.wire.codec import BATCH_BYTES_MAX, check_size, decode, encode
 from millpond.wire.epochs import Stage
+from millpond.wire.rounds import RoundRows
 
 COLUMNS_MAX = 10_000
 ROW_BYTES_MIN = 8
@@ -119,7 +120,7 @@ def checked(message: Any, batches: Iterable[SlicedBatch]) -> Iterator[SlicedBatc
     In this order: what is not sound must not even be measured, as a length that lies is a read out of bounds.
     """
     for batch, counts in batches:
-        _check_types(batch.schema, staged=isinstance(message, Stage | BackUp))
+        _check_types(batch.schema, nested=isinstance(message, Stage | BackUp | RoundRows))
         try:
             batch.validate(full=True)
         except pa.ArrowException as error:
@@ -131,12 +132,14 @@ def checked(message: Any, batches: Iterable[SlicedBatch]) -> Iterator[SlicedBatc
         yield SlicedBatch(batch, counts)
 
 
-def _check_types(schema: pa.Schema, staged: bool) -> None:
-    """Questions have plain columns alone; rows that are staged may have nested ones, and an event's any that has a digest."""
+def _check_types(schema: pa.Schema, nested: bool) -> None:
+    """Questions have plain columns alone; rows that are staged, and of rounds, may have nested ones, and an event's any that has
+    a digest.
+    """
     if len(schema) > COLUMNS_MAX:
         raise BadMessage(f"a batch has {len(schema):,} columns, more than {COLUMNS_MAX:,}")
     for field in schema:
-        if not (_is_plain(field.type) or (staged and _is_sound(field.type))):
+        if not (_is_plain(field.type) or (nested and _is_sound(field.type))):
             raise WrongType(
                 f"column {field.name[:64]!r} has a type that does not travel: {str(field.type)[:200]}",
                 hint="cast it to a type that Spark has",

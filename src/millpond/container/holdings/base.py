@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -69,6 +70,9 @@ class Watched(Protocol):
     def where(self) -> str:
         """What it is at, as in "at event 3"; empty if it cannot tell."""
 
+    def stop(self) -> None:
+        """It has to end: compiled code of it does so as soon as it looks, if it looks."""
+
 
 class Limits(Protocol):
     """Runs what may contain user code, and ends it when it takes too long."""
@@ -118,6 +122,10 @@ class Means(NamedTuple):
     run: Runner = Serially()
     limits: Limits = Unlimited()
     lock: Callable[[], Lock] = threading.RLock
+    sleep: Callable[[float], None] = time.sleep
+    wall_s: Callable[[], float] = time.time
+    """Seconds since 1970: for what is remembered over a restart."""
+
     memory: int = 16 << 30
     memory_max: int = 0
     """What the process may take altogether; 0 where nothing limits it."""

@@ -25,12 +25,13 @@ from millpond.container.holdings.base import (
 )
 from millpond.container.holdings.keyed import KeyedHolding
 from millpond.container.holdings.program_code import LoadedMethod, check_code, method_of
+from millpond.container.holdings.program_made import Returned
 from millpond.container.holdings.program_migrate import Moving, parts_of
-from millpond.container.holdings.program_once import Given
 from millpond.container.holdings.program_read import run_tasks
 from millpond.container.holdings.program_run import EpochCalls
 from millpond.container.holdings.program_store import ProgramDelta, ProgramStore, merged_files
 from millpond.errors import BadMessage, ProgramFailed, StageLost, Unavailable
+from millpond.programs.call_columns import values_of
 from millpond.programs.cells import warm_up_for
 from millpond.programs.entries import ENTRIES, NO_LANE, RETURNED, Entry, batch_of
 from millpond.programs.migrating import changed_fields, exists_otherwise
@@ -364,7 +365,7 @@ def _outputs(
     record: Record,
     method: LoadedMethod,
     work: ProgramWork,
-    returned: Mapping[int, Mapping[int, Given]],
+    returned: Returned,
     slices: Mapping[SliceId, Any],
 ) -> dict[SliceId, pa.Table]:
     """By slice, the rows that came by it in their order, with what their calls returned; nothing where they return nothing."""
@@ -382,14 +383,16 @@ def _outputs(
             outputs[number] = schema.empty_table()
             continue
         table = pa.Table.from_batches(batches).sort_by(ROW).combine_chunks()
-        given = [returned[number][row] for row in table.column(ROW).to_pylist()]
+        results, errors = returned.of(table.column(ROW).combine_chunks().to_numpy())
         columns = table.columns[1:]
         if work.into is not None:
-            kind = method.method.returns or "long"
-            results = [in_table(each.result, kind) for each in given]
-            columns.append(pa.array(results, schema.field(work.into).type))
+            wanted = schema.field(work.into).type
+            if results.type != wanted:
+                kind = returned.kind
+                results = pa.array([in_table(each, kind) for each in values_of(results, kind)], wanted)
+            columns.append(results)
         if method.method.rejects:
-            columns.append(pa.array([each.error for each in given], pa.string()))
+            columns.append(errors)
         outputs[number] = pa.table(columns, schema=schema)
     return outputs
 

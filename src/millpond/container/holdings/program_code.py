@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from millpond.errors import BadMessage, SchemaMismatch
 from millpond.programs.bodies import Body, bodies
+from millpond.programs.calls import calls_schema
 from millpond.programs.graph import Graph, Method, Task
+from millpond.programs.machine.tasks import TaskKernel
 from millpond.programs.rows import ERROR, ROW, arrow_type
 from millpond.programs.values import inner_of
 from millpond.wire.programs import FieldSpec, ProgramSpec, ProgramWork
@@ -26,10 +28,19 @@ class LoadedTask(NamedTuple):
     key: int | None
     """The place of the key among the inputs."""
 
+    schema: pa.Schema
+    """Of calls that wait for it."""
+    kernel: TaskKernel
+
     @property
     def is_free(self) -> bool:
         """Whether it accesses nothing: then it can run anywhere, at any time."""
         return self.task.field is None
+
+    @property
+    def runs_anywhere(self) -> bool:
+        """Whether it is free, and needs nothing from elsewhere: then it runs where the task before it ran."""
+        return self.is_free and not self.task.gathers
 
 
 class LoadedMethod(NamedTuple):
@@ -101,15 +112,17 @@ def _loaded(data: bytes) -> dict[str, LoadedMethod]:
         method.name: LoadedMethod(
             graph,
             method,
-            tuple(_loaded_task(task, loaded[method.name, task.number]) for task in method.tasks),
+            tuple(
+                _loaded_task(graph, method, task, loaded[method.name, task.number]) for task in method.tasks
+            ),
         )
         for method in graph.methods
     }
 
 
-def _loaded_task(task: Task, function: Body) -> LoadedTask:
+def _loaded_task(graph: Graph, method: Method, task: Task, function: Body) -> LoadedTask:
     names = [variable.name for variable in task.inputs]
     types = tuple(variable.type for variable in task.inputs)
     parts = (inner_of(types[0]), *types[1:]) if task.gathers else types
     key = None if task.key is None else names.index(task.key)
-    return LoadedTask(task, function, types, parts, key)
+    return LoadedTask(task, function, types, parts, key, calls_schema(parts), TaskKernel(graph, method, task))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -62,13 +61,13 @@ def remembered(store: ProgramStore, method: Method, key: str, call: bytes) -> Gi
     return Given(unpack(kept.result, [method.returns or "long"])[0], kept.error)
 
 
-def remember(store: ProgramStore, method: Method, key: str, call: bytes, given: Given) -> None:
+def remember(store: ProgramStore, method: Method, key: str, call: bytes, given: Given, now_s: float) -> None:
     result = pack([given.result], [method.returns or "long"])
-    value = msgspec.msgpack.encode(_Kept(time.time(), call, result, given.error))
+    value = msgspec.msgpack.encode(_Kept(now_s, call, result, given.error))
     store.part(KEYS).change(place_of_key(method, key), value)
 
 
-def forget_oldest(store: ProgramStore, slices: int) -> None:
+def forget_oldest(store: ProgramStore, slices: int, now_s: float) -> None:
     """Lets go of keys that are neither young nor among the newest; `slices` is how many share what is kept."""
     keys = store.part(KEYS)
     most = max(_SLICE_MIN, 2 * KEYS_KEPT // slices)
@@ -76,7 +75,7 @@ def forget_oldest(store: ProgramStore, slices: int) -> None:
     if len(keys) <= max(most, store.keys_looked) * 5 // 4:
         return
     ages = sorted((msgspec.msgpack.decode(kept, type=_Kept).since_s, place) for place, kept in keys.items())
-    until = time.time() - KEYS_KEPT_S
+    until = now_s - KEYS_KEPT_S
     for since_s, place in ages[: len(ages) - most]:
         if since_s < until:
             keys.change(place, ABSENT)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from millpond.container.holdings.program_code import LoadedTask
 from millpond.kernels.memory import data_bytes
 from millpond.programs.bodies import file_of
+from millpond.programs.calls import Longs
+from millpond.programs.machine.plan import AT, STOP
 from millpond.programs.rows import described
 from millpond.wire.programs import ProgramWork
 
@@ -24,6 +26,9 @@ class Watch:
         self.row: int | None = None
         self.task: LoadedTask | None = None
         self.file = ""
+        self.rows: Longs | None = None
+        """Of the calls that a kernel runs: `control` says at which it is."""
+        self.control: Longs | None = None
         self._method = work.method
         self._thread: int | None = None
         self.before_s = 0.0
@@ -48,8 +53,14 @@ class Watch:
     def grown_bytes(self) -> int:
         return max(0, data_bytes() - self._bytes_before)
 
+    def stop(self) -> None:
+        if self.control is not None:
+            self.control[STOP] = 1
+
     def where(self) -> str:
-        row, task = self.row, self.task
+        row, task, rows, control = self.row, self.task, self.rows, self.control
+        if rows is not None and control is not None and len(rows):
+            row = int(rows[min(int(control[AT]), len(rows) - 1)])
         if row is None or task is None:
             return ""
         return f"at line {self._line(task)} of {self.file}, {described(row)}"

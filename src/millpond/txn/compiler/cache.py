@@ -41,8 +41,11 @@ def digest(source: str) -> str:
 def kept_source(source: str) -> str | None:
     """The file that holds this text, made if need be."""
     above = _directory()
-    if above is None:
-        return None
+    return None if above is None else kept_in(above, source)
+
+
+def kept_in(above: str, source: str) -> str | None:
+    """The same, in a directory of the user's own."""
     name = digest(source)
     file = os.path.join(above, name, "kernel")
     try:

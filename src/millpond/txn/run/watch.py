@@ -43,6 +43,9 @@ class Watch:
         self._since: float | None = None
         self._bytes_before: int | None = None
 
+    def stop(self) -> None:
+        """Its kernels do not look."""
+
     @property
     def limited(self) -> bool:
         """Whether to compile apart from running."""
