@@ -46,7 +46,8 @@ from millpond.ops.direct import DirectReads
 from millpond.ops.window import FiringSource, WindowSource
 from millpond.ops.window_intake import WindowIntake
 from millpond.programs import calls
-from millpond.programs.tracking import Tracked
+from millpond.programs.tracked_cells import TrackedCells
+from millpond.programs.tracking import TrackedEntries
 from millpond.stores import readiness
 from millpond.stores.undo import TableUndo
 from millpond.stores.versioned import VersionedSlice
@@ -368,7 +369,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
 WINDOWS: dict[str, tuple[int, list[Edit]]] = {
     "what joins keep is in no snapshot": (
         44,
-        [Edit(Contents, "__init__", "for each in store.contents()", "for each in ()")],
+        [Edit(Contents, "__init__", "store.contents()", "iter(())")],
     ),
     "late rows are taken in": (
         28,
@@ -387,7 +388,7 @@ WINDOWS: dict[str, tuple[int, list[Edit]]] = {
     ),
     "snapshots overlook what fired": (
         0,
-        [Edit(_Frozen, "__init__", "in store.outputs.export()]", "in ()]")],
+        [Edit(_Frozen, "__init__", "store.outputs.pieces()", "[]")],
     ),
     "a finish is handed over once": (
         1,
@@ -519,11 +520,14 @@ SOUGHT: dict[str, tuple[int, list[Edit]]] = {
 PROGRAMS: dict[str, tuple[int, list[Edit]]] = {
     "an epoch of a program that was discarded stays": (
         13,
-        [Edit(Tracked, "put_back", "self._set(place, value)", "pass")],
+        [
+            Edit(TrackedCells, "put_back", "kernels.undo_to(self.cells, 0)", "kernels.settle(self.cells)"),
+            Edit(TrackedEntries, "put_back", "self._set(place, value)", "pass"),
+        ],
     ),
     "what a program's epoch changed is in no delta": (
         2,
-        [Edit(Tracked, "settle", "self.dirty.update(self.old)", "pass")],
+        [Edit(ProgramStore, "delta", "(key, part.unsaved()) for key, part in self.parts.items()", "()")],
     ),
     "what calls returned is not logged": (
         6,
@@ -534,9 +538,9 @@ PROGRAMS: dict[str, tuple[int, list[Edit]]] = {
         [
             Edit(
                 ProgramStore,
-                "put",
-                "found = self._put(entry)",
-                "found = self._put(entry) if entry.lane < 0 else None",
+                "_put",
+                "self.part(field, lane).put(",
+                "lane < 0 and self.part(field, lane).put(",
             )
         ],
     ),
@@ -546,7 +550,7 @@ PROGRAMS: dict[str, tuple[int, list[Edit]]] = {
     ),
     "what was before a migration stays": (
         72,
-        [Edit(ProgramStore, "switch", "if part[0] not in made", "")],
+        [Edit(ProgramStore, "switch", "if key[0] not in made", "")],
     ),
     "a call with an idempotency key that is known runs again": (
         22,
