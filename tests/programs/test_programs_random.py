@@ -20,6 +20,7 @@ class P:
     m: mp.Partitioned[mp.Matrix]
     t: mp.Partitioned[mp.Map[str, int]]
     d: mp.Partitioned[mp.DenseMatrix]
+    n: mp.Partitioned[mp.Matrix]
     lists: mp.Partitioned[mp.Map[int, list[int]]]
 
     def go(self, k: int, j: int, xs: "array<long>", s: str) -> int:
@@ -28,7 +29,7 @@ class P:
         zs: list[int] = [k]
 """
 OTHER = """
-    def other(self, k: int, j: int, xs: "array<long>", s: str) -> "array<long>":
+    def other(self, k: int, j: int, xs: "array<long>", s: str) -> int:
         x = k
         y = 1
         zs: list[int] = []
@@ -67,7 +68,7 @@ def expressions(draw: Any, depth: int = 2) -> str:
     if depth == 0:
         return str(draw(st.one_of(names, st.integers(-2, 3).map(str))))
     inner = expressions(depth - 1)
-    form = draw(st.integers(0, 25))
+    form = draw(st.integers(0, 27))
     left, right = draw(inner), draw(inner)
     return [
         left,
@@ -96,6 +97,8 @@ def expressions(draw: Any, depth: int = 2) -> str:
         f"int(sum(self.d[{draw(keys)}])) + int(self.d[{draw(keys)}, 1])",
         f"sum(zs) + len(self.lists.get({draw(keys)}, xs))",
         f"int(sum(mp.everywhere(self.w).get({draw(names)}, 0.5)))",
+        f"int(self.n[{left}, {draw(keys)}])",
+        f"int(self.n[:, {draw(keys)}].total()) + len(self.n.column({draw(keys)}))",
     ][form]
 
 
@@ -107,11 +110,11 @@ def blocks(draw: Any, depth: int, indent: str, looping: bool = False) -> str:
 @st.composite
 def statements(draw: Any, depth: int, indent: str, looping: bool) -> str:
     value = draw(expressions())
-    form = draw(st.integers(0, 24 if depth == 0 else 29))
+    form = draw(st.integers(0, 26 if depth == 0 else 31))
     target = draw(st.sampled_from(["x", "y"]))
     key = draw(keys)
     inner = indent + "    "
-    if form <= 23:
+    if form <= 25:
         return (
             indent
             + [
@@ -139,17 +142,19 @@ def statements(draw: Any, depth: int, indent: str, looping: bool) -> str:
                 f"self.d[{key}] = [0.5, 1.0 * ({value})]",
                 f"self.d[{key}, {draw(st.integers(0, 2))}] = {value}",
                 f"mp.everywhere(self.w).assign(mp.Vector([0.5, {value}]))",
+                f"self.n[{value}, {key}] += 1.5",
+                f"self.n[:, {key}].add([{value}, 0.5])",
             ][form]
             + "\n"
         )
-    if form == 24:
+    if form == 26:
         return (
             indent + (draw(st.sampled_from(["break", "continue"])) if looping else f"return {value}") + "\n"
         )
-    if form <= 26:
+    if form <= 28:
         made = f"{indent}if {value} > {draw(st.integers(0, 2))}:\n{draw(blocks(depth - 1, inner, looping))}"
-        return made + (f"{indent}else:\n{draw(blocks(depth - 1, inner, looping))}" if form == 26 else "")
-    head = ["for y in xs:", "for x in range(2):", "for i, y in enumerate(xs):"][form - 27]
+        return made + (f"{indent}else:\n{draw(blocks(depth - 1, inner, looping))}" if form == 28 else "")
+    head = ["for y in xs:", "for x in range(2):", "for i, y in enumerate(xs):"][form - 29]
     return f"{indent}{head}\n{draw(blocks(depth - 1, inner, True))}"
 
 
@@ -158,7 +163,9 @@ def programs(draw: Any) -> str:
     """The text of a class: its methods may reject, as long as nothing was written."""
     source = HEAD + draw(rejections()) + draw(blocks(2, "        ")) + "        return x + y + sum(zs)\n"
     if draw(st.booleans()):
-        source += OTHER + draw(rejections()) + draw(blocks(1, "        ")) + "        return zs + [x, y]\n"
+        source += (
+            OTHER + draw(rejections()) + draw(blocks(1, "        ")) + "        return len(zs) + x - y\n"
+        )
     return source + HELPER
 
 

@@ -22,6 +22,7 @@ class P:
     b: mp.Partitioned[mp.Map[str, float]]
     m: mp.Partitioned[mp.Matrix]
     v: mp.Partial[mp.Vector]
+    p: mp.Partial[mp.Matrix]
     lists: mp.Partitioned[mp.Map[int, list[int]]]
 
     def go(self, k: int, s: str = ""):
@@ -40,8 +41,12 @@ BODIES = [
     ("CACHE[k] = 1", 0, "no state class", "field"),
     ("return CACHE[k]", 0, "no state class", "field"),
     # conflicting partitioning
-    ("return self.m[:, k]", 0, "conflicting partitioning", "row"),
-    ("return self.m.column(k)", 0, "conflicting partitioning", "Partial"),
+    ("row = self.m[k]\n        return self.m[:, k]", 1, f"by row on line {FIRST}, in go, and by column here: conflicting partitioning", "[:, column]"),
+    ("x = self.m.column(k)\n        return k in self.m", 1, f"by column on line {FIRST}, in go, and by row here: conflicting partitioning", "row"),
+    ("return self.m[k, 1:2]", 0, "goes across rows", "entry"),
+    ("return self.m[1:3]", 0, "conflicting partitioning", "row"),
+    ("self.m[:, k][1] = 2\n        self.m[len(s), int(s)] = 1", 1, "both come of something else", "before"),
+    ("return self.p[:, k]", 0, "goes across rows", "column(c)"),
     ("return len(self.a)", 0, "conflicting partitioning", "key"),
     ("for x in self.a:\n            pass", 0, "conflicting partitioning", "key"),
     ("self.a[s] = 1.0", 0, "a key of a is a long", "one type"),
@@ -114,12 +119,12 @@ BODIES = [
     ('self.a[k] += 1\n        mp.reject("late")', 1, "after a write", "test first"),
     ('row = self.m[k]\n        row[1] = 2\n        if k:\n            mp.reject("late")', 3, "after a write", "test first"),
     ('for x in range(k):\n            if x > 1:\n                mp.reject("late")\n            self.a[x] += 1', 2, "after a write", "test first"),
-    ('if self.a.pop(k, 0) > 3:\n            mp.reject("no")', 1, "after a write, on line 11", "test first"),
-    ('while self.a.pop(k, 0) > 3:\n            mp.reject("no")', 1, "after a write, on line 11", "test first"),
-    ('for x in self.lists.pop(k, []):\n            mp.reject("no")', 1, "after a write, on line 11", "test first"),
-    ('if k:\n            k = 1\n        elif self.a.pop(k, 0) > 3:\n            k = 2\n        else:\n            mp.reject("no")', 5, "after a write, on line 13", "test first"),
-    ('for x in range(k):\n            self.a[k] += x\n        else:\n            mp.reject("no")', 3, "after a write, on line 12", "test first"),
-    ('mp.reject(str(self.a.pop(k, 0)))', 0, "after a write, on line 11", "test first"),
+    ('if self.a.pop(k, 0) > 3:\n            mp.reject("no")', 1, f"after a write, on line {FIRST}", "test first"),
+    ('while self.a.pop(k, 0) > 3:\n            mp.reject("no")', 1, f"after a write, on line {FIRST}", "test first"),
+    ('for x in self.lists.pop(k, []):\n            mp.reject("no")', 1, f"after a write, on line {FIRST}", "test first"),
+    ('if k:\n            k = 1\n        elif self.a.pop(k, 0) > 3:\n            k = 2\n        else:\n            mp.reject("no")', 5, f"after a write, on line {FIRST + 2}", "test first"),
+    ('for x in range(k):\n            self.a[k] += x\n        else:\n            mp.reject("no")', 3, f"after a write, on line {FIRST + 1}", "test first"),
+    ('mp.reject(str(self.a.pop(k, 0)))', 0, f"after a write, on line {FIRST}", "test first"),
     ('try:\n            mp.reject("no")\n        except ValueError:\n            pass', 1, "reject inside of try", "before"),
     ('x = mp.reject("no")', 0, "part of an expression", "statement"),
     # functions

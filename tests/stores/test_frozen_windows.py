@@ -34,7 +34,7 @@ from millpond.wire.joins import Between, JoinSpec
 
 MB = 1 << 20
 NUMBERS = {"n": Aggregate("count"), "sum": Aggregate("total", "v")}
-ROWS = {"all": Aggregate("collect", "v"), "n": Aggregate("count")}
+ROWS = {"all": Aggregate("values", "v"), "n": Aggregate("count")}
 WINDOWS: dict[str, tuple[WindowCode, Any]] = {
     "panes": (WindowCode("sliding", size=1000, slide=250), NUMBERS),
     "sessions": (WindowCode("session", size=100), NUMBERS),

@@ -18,6 +18,7 @@ from millpond.errors import CorruptFile, RuleFailed
 from millpond.private import AnyPath
 from millpond.stores.keys import Keys
 from millpond.stores.windows.cellruns import CellRuns
+from millpond.stores.windows.celltable import CellTable
 from millpond.stores.windows.panes import PaneStore
 from millpond.stores.windows.sessions import SessionCells
 from millpond.stores.windows.shape import WindowShape
@@ -116,6 +117,37 @@ def test_spilled_at_any_time_it_answers_as_in_memory(window: WindowCode, tmp_pat
     assert on_disk.spillable.disk_bytes == 0
     on_disk.close()
     assert not list((tmp_path / "scratch").rglob("*.run"))
+
+
+def merged_per_window(slides: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Cells that are taken in for each window of so many slides, beside those of its rows, for each of its keys."""
+    shape = shape_of(WindowCode("sliding", size=10 * slides, slide=10))
+    store = PaneStore(shape)
+    taken = 0
+    take_in = CellTable.take_in
+
+    def counted(self: CellTable, keys: Keys, cells: Any) -> None:
+        nonlocal taken
+        taken += len(keys)
+        take_in(self, keys, cells)
+
+    monkeypatch.setattr(CellTable, "take_in", counted)
+    fired, panes, keys = 0, 4 * slides, 5
+    for pane in range(panes):
+        store.insert(portion(shape, range(keys), [10 * pane] * keys))
+        for each in store.fire(10 * pane + 10, closes=False):
+            begin = max(int(each.starts[0]), 0)
+            assert set(each.columns["n"].to_pylist()) == {(10 * pane + 10 - begin) // 10}
+            fired += 1
+    assert fired == panes
+    return (taken - panes * keys) / (fired * keys)
+
+
+def test_a_window_costs_the_same_however_many_slides_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {slides: merged_per_window(slides, monkeypatch) for slides in (2, 8, 9, 20, 60)}
+    assert costs[2] <= 2
+    assert costs[8] <= 8
+    assert max(costs[slides] for slides in (9, 20, 60)) <= 5, costs
 
 
 def test_a_session_on_disk_holds_back_one_in_memory_that_it_reaches_over(tmp_path: Path) -> None:

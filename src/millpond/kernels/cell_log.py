@@ -43,6 +43,8 @@ from millpond.kernels.cells import (
     TWICE,
     WORD,
     add_cell,
+    as_double,
+    as_word,
     drop_row,
     find_cell,
     grown,
@@ -114,6 +116,25 @@ def write(cells: Any, row: int, key: int, word: int, flags: int) -> None:
         new_cell(cells, number, key, word, flags)
     else:
         change_cell(cells, number, place, word, flags)
+
+
+@part
+def add_to_cell(cells: Any, row: int, key: int, x: float) -> None:
+    """Adds to a double. What is absent is 0.0, and there from now on."""
+    number = row_number(cells, row)
+    if number < 0:
+        number = new_row(cells, row)
+    place = find_cell(cells, number, key)
+    if place < 0:
+        new_cell(cells, number, key, as_word(0.0 + x), PRESENT)
+        return
+    pool = cells.pool
+    mark = pool[place, MARK]
+    if mark & PRESENT and mark >> STAMP_SHIFT >= cells.control[SINCE]:
+        pool[place, WORD] = as_word(as_double(pool[place, WORD]) + x)
+    else:
+        before = as_double(pool[place, WORD]) if mark & PRESENT else 0.0
+        change_cell(cells, number, place, as_word(before + x), PRESENT)
 
 
 @part

@@ -27,6 +27,7 @@ from millpond.ops.update import idle_seconds
 from millpond.ops.window_intake import WindowIntake, check_teachable, columns_of, inferred
 from millpond.schema import format_ddl, parse_ddl
 from millpond.stores.keys import Keys
+from millpond.stores.windows.rowwise import interpreted_reasons
 from millpond.stores.windows.shape import NO_KEY, WindowShape, columns_needed
 from millpond.stores.windows.store import WindowStore
 from millpond.stores.windows.whole import WholeWindows
@@ -621,9 +622,17 @@ def _check_late(late: str | LateRows) -> str | LateRows:
 
 def warn_if_interpreted(spec: WindowSpec) -> None:
     """Compiles a window's own functions to see whether that works; a warning names the reason where it does not."""
-    if not spec.runs_code or spec.value is None:
+    if spec.value is None:
         return
     shape = shape_of(spec)
+    for reason in interpreted_reasons(spec.window, shape.values):
+        warnings.warn(
+            f"a function of window {spec.name!r} runs interpreted, row by row, where rows are read: {reason}",
+            RuleInterpreted,
+            stacklevel=3,
+        )
+    if not spec.runs_code:
+        return
     layout = shape.layout
     reasons = (
         WholeWindows(shape.values, shape.aggregates).interpreted if layout is None else layout.interpreted
@@ -665,6 +674,8 @@ def explain(spec: WindowSpec) -> str:
     way_in = (
         "rows become cells in Spark's workers, before they are sent"
         if shape.layout is not None
+        else "rows with the largest or smallest values of their key are sent, as they are: no others can be in results"
+        if shape.is_sifted
         else "rows are sent as they are: all of them are needed"
     )
     return "\n".join(

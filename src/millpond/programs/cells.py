@@ -5,20 +5,23 @@ They are what plain elements are, but for where entries lie: code that is compil
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 from numba import types
+from numba.extending import typeof_impl
 
 from millpond.kernels import cell_columns, cell_grid, cell_log
 from millpond.kernels._jit import JIT_ENABLED
-from millpond.kernels.cells import CELLS, NOW, NULL, PRESENT
+from millpond.kernels.cell_types import MAPS, MATRIX, ROW
+from millpond.kernels.cells import CELLS, NOW, NULL, PRESENT, new_cells
 from millpond.programs.columns import Doubles, Longs, present, values_of, words_of
 from millpond.programs.elements import Map, Matrix, Vector
 from millpond.programs.elements.element import index_of
 from millpond.programs.elements.vector import Numbers, pairs_of
-from millpond.programs.values import LONG_MAX, LONG_MIN, fit, zero_of
+from millpond.programs.values import LONG_MAX, LONG_MIN, NUMBERS, fit, zero_of
 
 _LONG, _DOUBLE, _LONGS, _DOUBLES, _FLAGS = (
     types.int64,
@@ -71,6 +74,25 @@ class _Kernels:
 
 
 kernels: Any = _Kernels()
+
+
+@lru_cache(maxsize=1)
+def warm_up() -> None:
+    """Load all kernels, or compile them the very first time: where no call waits for it, whose time is limited."""
+    new_cells()
+    for name in _KERNELS:
+        getattr(kernels, name)
+
+
+def warm_up_for(fields: Iterable[tuple[str, str, str]]) -> None:
+    """The same, if one of these fields (element, key, value) is of cells."""
+    if any(is_of_cells(*types_) for types_ in fields):
+        warm_up()
+
+
+def is_of_cells(kind: str, key: str, value: str) -> bool:
+    """Whether a field of that kind is of cells: a matrix, a vector, or a map from longs to numbers."""
+    return kind in ("matrix", "vector") or (kind == "map" and key == "long" and value in NUMBERS)
 
 
 def _arrays(entries: Vector | Numbers | Mapping[int, float]) -> tuple[Longs, Doubles]:
@@ -265,6 +287,10 @@ class CellMap(_Cells, Map[int, Any]):
         self._key = key
         self._value = value
 
+    @property
+    def value_type(self) -> str:
+        return self._value
+
     def __getitem__(self, key: int) -> Any:
         return self.get(key, zero_of(self._value))
 
@@ -334,3 +360,9 @@ class CellMap(_Cells, Map[int, Any]):
 
     def clear(self) -> None:
         kernels.clear(self._changing(), 0, True)
+
+
+# What compiled code takes for them.
+typeof_impl.register(CellMatrix)(lambda element, context: MATRIX)
+typeof_impl.register(CellVector)(lambda element, context: ROW)
+typeof_impl.register(CellMap)(lambda element, context: MAPS[element.value_type])

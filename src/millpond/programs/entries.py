@@ -10,11 +10,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.kernels.cells import NULL, PRESENT
+from millpond.programs.cells import is_of_cells
 from millpond.programs.columns import Columns, columns_of, pairs_in
 from millpond.programs.decided import ABSENT, Place
 from millpond.programs.graph import Graph
 from millpond.programs.packing import pack, unpack
-from millpond.programs.tracked_cells import is_of_cells
 from millpond.programs.tracking import Items
 from millpond.wire.programs import FieldSpec
 

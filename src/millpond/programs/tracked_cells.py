@@ -9,19 +9,14 @@ import numpy as np
 
 from millpond.kernels import cells as at
 from millpond.kernels.cells import FLAGS, NOW, PRESENT, new_cells
-from millpond.programs.cells import CellMap, CellMatrix, CellVector, kernels
+from millpond.programs.cells import CellMap, CellMatrix, CellVector, is_of_cells, kernels
 from millpond.programs.columns import Columns, Longs, columns_of, pairs_in, values_of
 from millpond.programs.decided import ABSENT, Place
 from millpond.programs.elements import Element
-from millpond.programs.tracking import ENTRY_BYTES, NUMBERS, Items, Tracked, TrackedEntries
+from millpond.programs.tracking import ENTRY_BYTES, Items, Tracked, TrackedEntries
 
 TWICE_MAX = 1 << 12
 """Places that may be among the dirty ones twice, before those are looked through; as many more as there are entries."""
-
-
-def is_of_cells(kind: str, key: str, value: str) -> bool:
-    """Whether a field of that kind is: a matrix, a vector, or a map from longs to numbers."""
-    return kind in ("matrix", "vector") or (kind == "map" and key == "long" and value in NUMBERS)
 
 
 def tracked(kind: str, key: str = "", value: str = "") -> Tracked:
@@ -48,6 +43,10 @@ class TrackedCells(Tracked):
             if self.kind == "vector"
             else CellMap(self.cells, *self.types, limit)
         )
+
+    @property
+    def is_columnar(self) -> bool:
+        return True
 
     @property
     def is_changed(self) -> bool:
@@ -148,7 +147,8 @@ class TrackedCells(Tracked):
             assert count or control[at.LOG], "a row without entries"
             keys, marks = pool[start : start + count, at.KEY], pool[start : start + count, at.MARK]
             assert len(set(keys.tolist())) == count, "a key that is there twice"
-            assert (np.diff(keys[: rows[number, at.ROW_SORTED]]) > 0).all(), "out of order"
+            in_order = keys[: rows[number, at.ROW_SORTED]]
+            assert (in_order[1:] > in_order[:-1]).all(), "out of order"
             here = int((marks & PRESENT).sum())
             assert here == rows[number, at.ROW_LIVE]
             live, ghosts = live + here, ghosts + int(count) - here

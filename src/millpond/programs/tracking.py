@@ -11,8 +11,8 @@ import numpy as np
 from millpond.programs.columns import Columns
 from millpond.programs.decided import ABSENT, DecidedEntries, Place, as_it_was
 from millpond.programs.elements import DenseMatrix, Element, Map
+from millpond.programs.values import NUMBERS
 
-NUMBERS = ("long", "double", "boolean")
 # What an entry takes in memory, about: what holds it, and each item of a list.
 ENTRY_BYTES, ITEM_BYTES = 100, 32
 
@@ -150,6 +150,11 @@ class Tracked(ABC):
     @abstractmethod
     def decided_element(self) -> Element:
         """The element as decided epochs left it, to be read at once: it does not last."""
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether compiled code takes the element."""
+        return False
 
     @abstractmethod
     def get(self, place: Place) -> Any:

@@ -54,6 +54,8 @@ def _reaching(tree: ast.Module, aliases: dict[str, str]) -> Iterator[Fault]:
                 yield Fault(
                     name, "a module is used as a value", f"write what is used of it, as in {name}.name(...)"
                 )
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr) if not attr.startswith("__"):
+                pass  # a method of the user's own class
             case ast.Attribute(attr=attr) if attr.startswith("_"):
                 yield Fault(attr, "it is private to what it belongs to", "use its public operations")
             case ast.Attribute(attr=attr) if attr in REFUSED_OF_ARRAYS:

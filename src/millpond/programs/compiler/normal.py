@@ -133,7 +133,11 @@ class Normaliser(Expressions):
         if helpers.helper_called(call, self.source):
             self.inlined(call, out)
             return out
-        if not isinstance(call.func, ast.Attribute) or not self.is_place(call.func.value):
+        if (
+            not isinstance(call.func, ast.Attribute)
+            or not self.is_place(call.func.value)
+            or self.by_key(call)
+        ):
             node.value = self.settled(call, out)
             return [*out, node]
         base = call.func.value
@@ -149,6 +153,11 @@ class Normaliser(Expressions):
         self.check_changed(call, call.func)
         self.named_keys(call, out)
         return [*out, node]
+
+    def by_key(self, call: ast.Call) -> bool:
+        """Whether its first argument is the key by which it accesses a field, as in `self.field.pop(key)`."""
+        found = self.accesses.all(call)
+        return bool(found) and found[0].node is call and found[0].key is not None
 
     def is_place(self, node: ast.AST) -> bool:
         """Whether it is a field, a part of one, or everywhere."""

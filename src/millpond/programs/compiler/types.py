@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from types import FunctionType
 
 from millpond.programs.compiler.accesses import field_in, is_everywhere
-from millpond.programs.compiler.fields import StateField
+from millpond.programs.compiler.fields import StateField, type_of
 from millpond.programs.values import ELEMENTS, inner_of
 
 NULL, UNKNOWN, SET, EMPTY = "null", "", "set", "array<null>"
@@ -58,6 +59,17 @@ def join(left: str, right: str) -> str | None:
             inner = join(inner_of(left), inner_of(right))
             return f"{kind}<{inner}>" if inner is not None else None
     return None if left and right else UNKNOWN
+
+
+def returned_by(method: FunctionType) -> str:
+    """The type that a method of a class of the user's says that it returns."""
+    hint = method.__annotations__.get("return")
+    if isinstance(hint, str) and not type_of(hint):
+        try:
+            hint = eval(hint, method.__globals__)  # noqa: S307 - as Python itself does with annotations
+        except (SyntaxError, NameError, TypeError, AttributeError):
+            return UNKNOWN
+    return NULL if hint is None and "return" in method.__annotations__ else type_of(hint)
 
 
 class Types:
@@ -289,6 +301,9 @@ class Types:
         return _METHODS.get(kind, {}).get(attr, UNKNOWN)
 
     def of_field(self, field: StateField, attr: str) -> str:
+        if field.own is not None:
+            method = field.own.methods.get(attr)
+            return UNKNOWN if method is None else returned_by(method)
         if field.element == "map":
             return {
                 "get": field.value,

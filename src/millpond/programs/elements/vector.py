@@ -116,7 +116,7 @@ class Vector(Element):
 
     def top(self, k: int) -> list[int]:
         """Indexes of the `k` largest entries, the largest first, of equals the smaller index first."""
-        ranked = sorted(self._entries.items(), key=lambda entry: (-entry[1], entry[0]))
+        ranked = sorted(self.items(), key=lambda entry: (-entry[1], entry[0]))
         return [i for i, _ in ranked[: max(k, 0)]]
 
     def without(self, other: Vector) -> Vector:

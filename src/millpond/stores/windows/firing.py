@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from millpond.stores.keys import Keys
 from millpond.stores.outputs import Outputs, Stored, tables_together
 from millpond.stores.parts import Part, in_packs, unpack
 from millpond.stores.windows.rowlog import InMemory, RowLog
-from millpond.times import Progress
+from millpond.times import TIME_MIN, Progress
 from millpond.wire.base import Turn
 
 Portions = list[tuple[Keys, pa.RecordBatch]]
@@ -30,6 +30,13 @@ class FiringStore(ABC):
         self.outputs = outputs or Outputs()
         self.fired: Progress = -math.inf
         self.dropped = 0
+        self._saved_until = TIME_MIN
+
+    def begin_after(self, fired: Progress) -> None:
+        """All up to there has come out, whether it was seen here or not: nothing of what was before is left."""
+        if fired > self.fired:
+            self.fired = fired
+            self._go_on()
 
     def run(self, portions: Portions, watermark: Progress, closes: bool, time_kind: str) -> pa.Table | Stored:
         """Takes the rows of an epoch in, and gives what comes out of it. The watermark never falls; `closes` is its end.
@@ -86,6 +93,16 @@ class FiringStore(ABC):
 
     @property
     @abstractmethod
+    def oldest(self) -> int:
+        """The earliest time that something here depends on; TIME_MAX if nothing is open."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> int:
+        """Nothing that is open here depends on later times; TIME_MIN if nothing is open."""
+
+    @property
+    @abstractmethod
     def nbytes(self) -> int:
         """What is open takes in memory."""
 
@@ -116,6 +133,21 @@ class FiringStore(ABC):
 
     def clean(self) -> None:
         self.outputs.clean()
+        self._note_saved()
+
+    def _note_saved(self) -> None:
+        self._saved_until = self.reach
+
+    def needs_saved(self, writers: Collection[str], oldest: int) -> bool:
+        """Whether the last snapshot holds what is nowhere else: something that depends on times from `oldest` on, or what
+        the last turns of one of these writers gave.
+        """
+        return self._saved_until >= oldest or not self.outputs.are_new(writers)
+
+    @property
+    def live_bytes(self) -> int:
+        """What a snapshot would take, about."""
+        return self.beside_bytes + sum(log.live_bytes for log in self.logs)
 
     def copy(self) -> Contents:
         """All of it as it is now, to be written."""
@@ -132,12 +164,16 @@ class FiringStore(ABC):
             elif kind == "meta":
                 fired, exact, self.dropped = (rows.column(each)[0].as_py() for each in META.names)
                 self.fired = exact if exact is not None else fired
-                # It comes first: what has fired does not fire again.
-                for _ in self.fire(self.fired, ""):
-                    raise ValueError("a snapshot holds what has fired")
+                self._go_on()
             else:
                 for each in rows.combine_chunks().to_batches():
                     self.restore(each)
+        self._note_saved()
+
+    def _go_on(self) -> None:
+        """Before anything is open: what has come out does not come out again."""
+        for _ in self.fire(self.fired, ""):
+            raise ValueError("a snapshot holds what has fired")
 
     def forget(self, writers: Sequence[str]) -> None:
         for writer in writers:

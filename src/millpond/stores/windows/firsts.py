@@ -16,7 +16,7 @@ from millpond.stores.keys import Keys
 from millpond.stores.outputs import Outputs
 from millpond.stores.windows.firing import FiringStore, Portions
 from millpond.stores.windows.session_index import SessionIndex
-from millpond.times import TIME_MAX, Progress
+from millpond.times import TIME_MAX, TIME_MIN, Progress
 from millpond.wire.dedups import DedupSpec
 
 Longs = NDArray[np.int64]
@@ -114,6 +114,14 @@ class DedupStore(FiringStore):
     @property
     def newest(self) -> int | None:
         return None
+
+    @property
+    def oldest(self) -> int:
+        return self._times.oldest
+
+    @property
+    def reach(self) -> int:
+        return TIME_MAX if len(self._times) else TIME_MIN
 
     @property
     def nbytes(self) -> int:

@@ -184,6 +184,20 @@ class TimedRows:
     def _keys_of(self, nodes: Longs) -> Keys:
         return self._keys.stored_keys().take(self._entries[nodes])
 
+    @property
+    def oldest(self) -> int:
+        """When the first stretch with rows begins; TIME_MAX if there is none."""
+        if not self._live:
+            return TIME_MAX
+        # Near the end of time a stretch is shorter.
+        return max(self._first_last, TIME_MIN + self._length) - self._length
+
+    @property
+    def newest(self) -> int:
+        """When the last stretch with rows ends; TIME_MIN if there is none."""
+        nodes = self._all()
+        return int(self._last[nodes].max()) if len(nodes) else TIME_MIN
+
     def contents(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows as they are now, with their keys before them, to be read piece by piece."""
         nodes = self._all()
@@ -273,6 +287,14 @@ class IntervalPairs(FiringStore):
     @property
     def newest(self) -> int | None:
         return None
+
+    @property
+    def oldest(self) -> int:
+        return min(side.oldest for side in self._sides.values())
+
+    @property
+    def reach(self) -> int:
+        return max(side.newest for side in self._sides.values())
 
     @property
     def nbytes(self) -> int:

@@ -155,6 +155,15 @@ class PairWindows(FiringStore):
         return min(self._panes.pane_start(panes[-1]) + self._window.size, TIME_MAX)
 
     @property
+    def oldest(self) -> int:
+        return min((min(side.groups) for side in self._sides.values() if side.groups), default=TIME_MAX)
+
+    @property
+    def reach(self) -> int:
+        newest = self.newest
+        return TIME_MIN if newest is None else newest
+
+    @property
     def nbytes(self) -> int:
         return sum(log.memory_bytes for log in self.logs)
 

@@ -159,6 +159,15 @@ class WindowStore:
         return [self.spillable, self.outputs]
 
     @property
+    def oldest(self) -> int:
+        return self.windows.oldest
+
+    @property
+    def live_bytes(self) -> int:
+        """What a snapshot would take, about."""
+        return max(self.spillable.live_bytes, self.windows.nbytes)
+
+    @property
     def beside_bytes(self) -> int:
         return self.windows.nbytes - self.spillable.memory_bytes
 
@@ -283,8 +292,9 @@ class WindowStore:
         self._note_saved()
 
     def _note_saved(self) -> None:
-        """The end of the last window that a snapshot holds; one that time does not end may last for ever."""
-        until = TIME_MAX if self.windows.newest is None else self.windows.newest
+        """Up to when the last window stays that a snapshot holds; one that time does not end may last for ever."""
+        newest = self.windows.newest
+        until = TIME_MAX if newest is None else min(newest + self.shape.lateness, TIME_MAX)
         self._saved_until = until if self.windows.count else TIME_MIN
 
     def needs_saved(self, writers: Collection[str], oldest: int) -> bool:
