@@ -319,7 +319,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
     ),
     # Two defences: one alone holds.
     "records that come before the copy are dropped": (
-        76,
+        22,
         [
             Edit(
                 BackupCore,
@@ -349,11 +349,11 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "slices are let go before the new owner has a backup": (
-        15,
+        8,
         [Edit(Placing, "_demote", "self.backups.take_in(slices, grounds)", "pass")],
     ),
     "a promotion forgets what was not known as decided": (
-        15,
+        38,
         [
             Edit(
                 Backups,
