@@ -145,8 +145,10 @@ def _take_orphans(takes: bool) -> None:
 
 def _serve(line: socket.socket) -> None:
     from millpond.container import process
+    from millpond.programs.cells import warm_up
 
     process.warm_up()
+    warm_up()
     names = [
         Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")
     ]

@@ -12,10 +12,12 @@ from test_program_calls import as_rows, failing, ratings
 
 from millpond.container import round_book
 from millpond.errors import EpochChanged, MessageTooLarge
+from millpond.kernels.cells import ROWS_IN_USE
 from millpond.ops.committing import commit_staged
 from millpond.ops.intake import Part
 from millpond.programs.decided import ABSENT
 from millpond.programs.elements import DenseMatrix, Map
+from millpond.programs.tracked_cells import TrackedCells, tracked
 from millpond.programs.tracking import ENTRY_BYTES, Tracked
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
@@ -106,24 +108,24 @@ def test_readers_see_what_is_decided_at_once(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("seed", range(20))
 def test_an_element_as_it_was(kind: str, seed: int) -> None:
     chance = random.Random(seed)
-    tracked = Tracked(kind, "long", "string" if kind == "map" else "double")
+    field = tracked(kind, "long", "string" if kind == "map" else "double")
     for _ in range(6):
-        before = tracked.element.copy()
-        asked = [tracked.decided_element()]
+        before = field.element.copy()
+        asked = [field.decided_element()]
         for _ in range(chance.randrange(25)):
-            change(chance, kind, tracked.element)
+            change(chance, kind, field.element)
             if chance.random() < 0.3:
-                asked.append(tracked.decided_element())
+                asked.append(field.decided_element())
                 assert_same(kind, asked[-1], before)
-        if len(tracked.old):
-            assert_same(kind, tracked.decided_element(), before)
+        if field.is_changed:
+            assert_same(kind, field.decided_element(), before)
         if chance.random() < 0.5:
-            tracked.settle()
+            field.settle()
         else:
-            tracked.put_back()
-            assert tracked.element.entries() == before.entries()
-        assert tracked.decided_element() is tracked.element
-        tracked.validate()
+            field.put_back()
+            assert field.element.entries() == before.entries()
+        assert field.decided_element() is field.element
+        field.validate()
 
 
 def change(chance: random.Random, kind: str, element: Any) -> None:
@@ -220,20 +222,20 @@ def test_rows_are_kept_only_where_something_comes_back() -> None:
 
 
 def test_entries_are_counted_by_what_they_hold() -> None:
-    text = Tracked("map", "string", "string")
+    text = tracked("map", "string", "string")
     text.element["k" * 1000] = "v" * 5000  # type: ignore[index] # a map
     assert text.nbytes == 0, "it is not decided"
     text.settle()
     assert text.nbytes == ENTRY_BYTES + 6000
     assert text.copy().nbytes == text.nbytes
-    text.put("k" * 1000, ABSENT)
+    text.put([("k" * 1000, ABSENT)])
     assert text.nbytes == 0
-    lists = Tracked("map", "long", "array<string>")
+    lists = tracked("map", "long", "array<string>")
     assert isinstance(lists.element, Map)
     lists.element[1] = ["x" * 100] * 10
     lists.settle()
     assert lists.nbytes > 1000
-    dense = Tracked("dense")
+    dense = tracked("dense")
     assert isinstance(dense.element, DenseMatrix)
     dense.element[1] = [0.5] * 1000
     dense.settle()
@@ -244,18 +246,23 @@ def test_entries_are_counted_by_what_they_hold() -> None:
     dense.validate()
 
 
+def rows_of(field: Tracked) -> int:
+    assert isinstance(field, TrackedCells)
+    return int(field._control[ROWS_IN_USE])
+
+
 def test_rows_of_a_matrix_in_which_nothing_is_left_are_let_go_of() -> None:
-    tracked = Tracked("matrix")
-    matrix: Any = tracked.element
+    field = tracked("matrix")
+    matrix: Any = field.element
     for row in range(100):
         matrix[row, 1] = 1.0
-    tracked.settle()
+    field.settle()
     for row in range(100):
         del matrix[row, 1]
     matrix[200].assign([])
-    tracked.settle()
-    assert (len(tracked._entries), tracked.nbytes) == (0, 0)
+    field.settle()
+    assert (rows_of(field), field.nbytes) == (0, 0)
     matrix[7, 7] = 1.0
-    tracked.put_back()
-    assert len(tracked._entries) == 0
-    tracked.validate()
+    field.put_back()
+    assert rows_of(field) == 0
+    field.validate()

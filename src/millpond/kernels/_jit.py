@@ -106,8 +106,8 @@ def compiled(function: F, directory: str | None, **options: Any) -> F:
     return cast(F, numba.njit(**options)(function))
 
 
-def _compiled(function: F, forceinline: bool = False) -> F:
-    options = {"nogil": True, "boundscheck": False, "forceinline": forceinline, **NO_C_ENTRY}
+def _compiled(function: F, **others: Any) -> F:
+    options = {"nogil": True, "boundscheck": False, **NO_C_ENTRY, **others}
     return compiled(function, CACHE_DIRECTORY, **options)
 
 
@@ -117,16 +117,27 @@ def jit(function: F) -> F:
     Numba types an array by its flags too. Kernels are called with C-contiguous, aligned, writeable arrays only
     (`stores.views.plain`), so that each has one specialisation per element type.
     """
-    if not JIT_ENABLED:
+    return _compiled(function) if JIT_ENABLED else _interpreted(function)
 
-        @functools.wraps(function)
-        def interpreted(*args: Any) -> Any:
-            # Hashes wrap around and infinities add up to NaN by design; NumPy's scalars warn of it.
-            with np.errstate(over="ignore", invalid="ignore"):
-                return function(*args)
 
-        return cast(F, interpreted)
-    return _compiled(function)
+def brief(function: F) -> F:
+    """The same, for what Python calls and what takes less time than to release the GIL and to get it back."""
+    return _compiled(function, nogil=False) if JIT_ENABLED else _interpreted(function)
+
+
+def _interpreted(function: F) -> F:
+    @functools.wraps(function)
+    def interpreted(*args: Any) -> Any:
+        # Hashes wrap around and infinities add up to NaN by design; NumPy's scalars warn of it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return function(*args)
+
+    return cast(F, interpreted)
+
+
+def part(function: F) -> F:
+    """What only other kernels call: to compile it takes less time."""
+    return _compiled(function, **NO_ENTRY) if JIT_ENABLED else _interpreted(function)
 
 
 def inlined(function: F) -> F:

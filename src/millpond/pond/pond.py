@@ -36,6 +36,7 @@ from millpond.pond.scaling import autoscale_limits, await_moves, check_at_least_
 from millpond.pond.state import State
 from millpond.pond.table import Table, default_row
 from millpond.pond.window import Window
+from millpond.programs.cells import warm_up_for
 from millpond.programs.migrating import Function, Migration
 from millpond.schema import check_key_types, format_ddl, parse_ddl
 from millpond.stores.ruleset import check_rules, warn_if_interpreted
@@ -373,8 +374,10 @@ class Pond:
         """
         graph = graph_of(program)
         spec = program_spec(name, graph)
+        # Here, as for windows: containers find compiled what they would compile.
+        warm_up_for(field.types for field in spec.fields.values())
         if migrate is not False:
-            migrate_program(self._client, spec, migrate)
+            migrate_program(self._client, spec, migrate, graph.merges)
         self._client.call(OpenResident(spec))
         self._programs.append(Program(self._client, self._client.specs(ProgramSpec)[name], graph))
         return self._programs[-1]

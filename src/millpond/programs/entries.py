@@ -7,10 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from millpond.kernels.cells import NULL, PRESENT
+from millpond.programs.cells import is_of_cells
+from millpond.programs.columns import Columns, columns_of, pairs_in
 from millpond.programs.decided import ABSENT, Place
 from millpond.programs.graph import Graph
 from millpond.programs.packing import pack, unpack
+from millpond.programs.tracking import Items
 from millpond.wire.programs import FieldSpec
 
 NO_LANE = -1
@@ -23,6 +28,7 @@ _SINCE = "@"
 """Behind the name of a field that a migration has changed, before the revision by which: its entries tell themselves from
 those from before. No field has that in its name.
 """
+_TYPES = {"x": np.float64, "n": np.int64}
 ENTRIES = pa.schema(
     [
         pa.field("field", pa.string(), nullable=False),
@@ -76,45 +82,64 @@ def batch_of(entries: Sequence[Entry]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=ENTRIES)
 
 
-def batch_for(name: str, spec: FieldSpec, lane: int, items: Sequence[tuple[Place, Any]]) -> pa.RecordBatch:
+def batch_for(name: str, spec: FieldSpec, lane: int, items: Items) -> pa.RecordBatch:
     """The entries of a field at these places, with their values."""
-    if spec.element not in ("matrix", "vector"):
+    if not isinstance(items, Columns) and is_of_cells(spec.element, spec.key, spec.value):
+        items = columns_of(spec.element, spec.value, items)
+    if not isinstance(items, Columns):
         return batch_of([entry_of(name, spec, lane, place, value) for place, value in items])
-    count, places = len(items), [place for place, _ in items]
-    deleted = [value is ABSENT for _, value in items]
-    values = [None if value is ABSENT else value for _, value in items]
+    count, deleted = len(items), items.flags == 0
+    value = _value_column(spec)
     columns = {
         "field": pa.repeat(pa.scalar(name), count),
         "lane": pa.repeat(pa.scalar(lane, pa.int32()), count),
-        "x": pa.array(values, pa.float64()),
-        "deleted": pa.array(deleted, pa.bool_()),
+        "i": pa.array(items.keys),
+        value: pa.array(items.words.view(_TYPES[value]), mask=items.flags != PRESENT),
+        "deleted": pa.array(deleted),
     }
     if spec.element == "matrix":
-        columns["i"] = pa.array([row for row, _ in places], pa.int64())
-        columns["j"] = pa.array([column for _, column in places], pa.int64())
-    else:
-        columns["i"] = pa.array(places, pa.int64())
-    arrays = [columns.get(field.name) for field in ENTRIES]
-    filled = [
-        pa.nulls(count, field.type) if found is None else found
-        for found, field in zip(arrays, ENTRIES, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(filled, schema=ENTRIES)
+        columns["i"], columns["j"] = pa.array(items.rows), columns["i"]
+    arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in ENTRIES]
+    return pa.RecordBatch.from_arrays(arrays, schema=ENTRIES)
+
+
+def items_of(spec: FieldSpec, batch: pa.RecordBatch) -> Items:
+    """The same back, of entries of one field."""
+    if not is_of_cells(spec.element, spec.key, spec.value):
+        return [(place_of(spec, entry), value_of(spec, entry)) for entry in entries_in(batch)]
+    value = _value_column(spec)
+    # What a log or a snapshot has as a slice begins somewhere in its buffers.
+    rows, keys = (_longs(batch.column(column)) for column in ("i", "j" if spec.element == "matrix" else "i"))
+    found = batch.column(value)
+    words = found.fill_null(0).to_numpy(zero_copy_only=False).view(np.int64)
+    flags = np.where(found.is_null().to_numpy(zero_copy_only=False), PRESENT | NULL, PRESENT)
+    flags[batch.column("deleted").to_numpy(zero_copy_only=False)] = 0
+    return Columns(
+        rows if spec.element == "matrix" else np.zeros_like(rows), keys, words, flags.astype(np.uint8)
+    )
+
+
+def items_in(spec: FieldSpec, batch: pa.RecordBatch) -> list[tuple[Place, Any]]:
+    """Of entries of one field, none of them deleted, their places and values."""
+    items = items_of(spec, batch)
+    return pairs_in(spec.element, spec.value, items) if isinstance(items, Columns) else items
+
+
+def _longs(column: pa.Array) -> NDArray[np.int64]:
+    longs: NDArray[np.int64] = column.to_numpy(zero_copy_only=False)
+    if column.null_count:
+        raise ValueError("an entry has no place")
+    return longs
+
+
+def _value_column(spec: FieldSpec) -> str:
+    """Where the numbers of a field are."""
+    return "x" if spec.element != "map" or spec.value == "double" else "n"
 
 
 def entries_in(batch: pa.RecordBatch) -> Iterator[Entry]:
     for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
         yield Entry(*row)
-
-
-def items_in(spec: FieldSpec, batch: pa.RecordBatch) -> Iterator[tuple[Place, Any]]:
-    """Of entries of one field, none of them deleted, their places and values."""
-    if spec.element not in ("matrix", "vector"):
-        return ((place_of(spec, entry), value_of(spec, entry)) for entry in entries_in(batch))
-    places = batch.column("i").to_pylist()
-    if spec.element == "matrix":
-        places = list(zip(places, batch.column("j").to_pylist(), strict=True))
-    return zip(places, batch.column("x").to_pylist(), strict=True)
 
 
 def entry_of(name: str, spec: FieldSpec, lane: int, place: Place, value: Any) -> Entry:

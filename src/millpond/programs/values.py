@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+NUMBERS = ("long", "double", "boolean")
 SCALARS = ("long", "double", "boolean", "string")
 ELEMENTS = ("vector", "matrix", "dense", "map")
 LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1

@@ -466,6 +466,9 @@ class Holding(ABC, Generic[_S]):
         if resident.spec != self.resident.spec:
             raise BadMessage(f"{resident.spec.name} is held here with another schema")
 
+    def fit(self, held: HeldSlice[_S]) -> None:
+        """Makes a slice one of the resident as it is now, if it is of the resident before it grew. The caller holds its lock."""
+
     def is_stale(self, snapshot: pa.RecordBatch) -> bool:
         """Whether a snapshot holds what the resident does not have any more."""
         return False

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from millpond.container.holdings.base import (
@@ -30,7 +31,8 @@ from millpond.container.holdings.program_read import run_tasks
 from millpond.container.holdings.program_run import EpochCalls
 from millpond.container.holdings.program_store import ProgramDelta, ProgramStore, merged_files
 from millpond.errors import BadMessage, ProgramFailed, StageLost, Unavailable
-from millpond.programs.entries import ENTRIES, NO_LANE, RETURNED, Entry, batch_of, entries_in
+from millpond.programs.cells import warm_up_for
+from millpond.programs.entries import ENTRIES, NO_LANE, RETURNED, Entry, batch_of
 from millpond.programs.migrating import changed_fields, exists_otherwise
 from millpond.programs.rows import KEY, ROW, in_table
 from millpond.stores.budget import UNLIMITED, Budget
@@ -80,6 +82,8 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
         super().__init__(resident, pond_slices, means)
         self._calls = 0
+        # Now, and not in the time that a call has.
+        warm_up_for(field.types for field in self._program.fields.values())
 
     @property
     def _program(self) -> ProgramSpec:
@@ -121,10 +125,14 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
         assert isinstance(spec, ProgramSpec)
         if spec.revision < self._program.revision:
             return
+        warm_up_for(field.types for field in spec.fields.values())
         self.resident = resident
         for held in list(self.slices.values()):
             with held.lock:
-                held.store.extend(spec.fields)
+                self.fit(held)
+
+    def fit(self, held: HeldSlice[ProgramStore]) -> None:
+        held.store.extend(self._program.fields)
 
     def _migrated(self, work: Work) -> None:
         """An epoch is decided: if it is a migration, the program is what that makes of it."""
@@ -279,11 +287,11 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
                     outputs = NOTHING
                     for part in record.parts:
                         start = int(part.counts[:number].sum(dtype=np.int64))
-                        for entry in entries_in(part.batch.slice(start, int(part.counts[number]))):
-                            if entry.field == RETURNED:
-                                outputs = pa.ipc.open_stream(entry.b).read_all()
-                            else:
-                                held.store.put(entry)
+                        entries = part.batch.slice(start, int(part.counts[number]))
+                        is_returned = pc.equal(entries.column("field"), RETURNED)
+                        for stream in entries.filter(is_returned).column("b"):
+                            outputs = pa.ipc.open_stream(stream.as_py()).read_all()
+                        held.store.put(entries.filter(pc.invert(is_returned)))
                     held.store.outputs.keep(record.writer, record.turn, outputs)
                     self._changed(held, work)
                 rows += len(outputs)

@@ -185,7 +185,7 @@ class Moving:
             piece = batch.slice(start, sum(1 for _ in rows))
             start += piece.num_rows
             entries = pa.RecordBatch.from_arrays(piece.columns[: len(ENTRIES)], schema=ENTRIES)
-            items = list(items_in(self._work.after.fields[field], entries))
+            items = items_in(self._work.after.fields[field], entries)
             yield Coming(SliceId(to), field, lane, source, items, piece.column("order").to_pylist())
 
     def _put_together(self, came: Sequence[Coming]) -> dict[SliceId, ProgramStore]:

@@ -8,23 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from millpond.errors import Unavailable
-from millpond.programs.decided import Place
 from millpond.programs.entries import (
     ENTRIES,
     KEYS,
     KEYS_SPEC,
     NO_LANE,
-    Entry,
     batch_for,
-    entries_in,
     field_and_since,
+    items_of,
     name_since,
-    place_of,
-    value_of,
 )
-from millpond.programs.tracking import Tracked
+from millpond.programs.tracked_cells import tracked
+from millpond.programs.tracking import Items, Tracked
 from millpond.stores.outputs import Outputs
 from millpond.stores.parts import Part, pack, unpack
 from millpond.wire.programs import FieldSpec
@@ -64,47 +62,45 @@ class ProgramStore:
 
     def part(self, field: str, lane: int = NO_LANE) -> Tracked:
         """The field here, or one lane of it; empty where nothing was written yet."""
-        tracked = self.parts.get((field, lane))
-        if tracked is None:
+        part = self.parts.get((field, lane))
+        if part is None:
             spec = self.spec(field)
-            tracked = self.parts[field, lane] = Tracked(spec.element, spec.key, spec.value)
-        return tracked
+            part = self.parts[field, lane] = tracked(spec.element, spec.key, spec.value)
+        return part
 
     # Epochs
 
     def changed(self) -> list[pa.RecordBatch]:
         """What the epoch that is not decided has changed, as entries."""
-        own = self._batches((key, tracked.changed()) for key, tracked in self.parts.items())
+        own = self._batches((key, part.changed()) for key, part in self.parts.items())
         return own if self.next is None else own + self.next.changed()
 
-    def _batches(
-        self, found: Iterable[tuple[tuple[str, int], list[tuple[Place, Any]]]]
-    ) -> list[pa.RecordBatch]:
+    def _batches(self, found: Iterable[tuple[tuple[str, int], Items]]) -> list[pa.RecordBatch]:
         return [
             batch_for(name_since(field, self.spec(field)), self.spec(field), lane, items)
             for (field, lane), items in found
-            if items
+            if len(items)
         ]
 
     @property
     def touched(self) -> set[tuple[str, int]]:
         """The parts that an epoch that is not decided has changed."""
-        return {part for part, tracked in self.parts.items() if tracked.old}
+        return {key for key, part in self.parts.items() if part.is_changed}
 
     def settle(self) -> None:
         if self.next is not None:
             made, self.next = self.next, None
             self.switch(made.fields, made.revision)
             self.parts |= made.parts
-        for tracked in self.parts.values():
-            tracked.settle()
+        for part in self.parts.values():
+            part.settle()
 
     def switch(self, fields: Mapping[str, FieldSpec], revision: int) -> None:
         """A migration was decided: what it makes anew begins empty. One that is known already changes nothing."""
         if revision <= self.revision:
             return
         made = {name for name, spec in fields.items() if spec.since > self.revision}
-        self.parts = {part: tracked for part, tracked in self.parts.items() if part[0] not in made}
+        self.parts = {key: part for key, part in self.parts.items() if key[0] not in made}
         self.fields = {**self.fields, **fields}
         self.revision = revision
 
@@ -119,28 +115,34 @@ class ProgramStore:
         for part in self.parts if parts is None else parts:
             self.parts[part].put_back()
 
-    def put(self, entry: Entry) -> None:
-        """An entry as a decided epoch left it."""
-        found = self._put(entry)
-        if found is not None:
-            tracked, place = found
-            tracked.dirty.add(place)
+    def put(self, batch: pa.RecordBatch, *, dirty: bool = True) -> None:
+        """Entries as decided epochs left them. Of those of one place the last one counts."""
+        if not batch.num_rows:
+            return
+        names, codes = _codes(batch.column("field"))
+        lanes, lane_codes = _codes(batch.column("lane"))
+        parts = codes * len(lanes) + lane_codes
+        if (parts == parts[0]).all():
+            self._put(names[codes[0]], lanes[lane_codes[0]], batch, dirty)
+            return
+        order = np.argsort(parts, kind="stable")
+        starts = np.flatnonzero(np.diff(parts[order], prepend=-1))
+        for rows in np.split(order, starts[1:]):
+            self._put(names[codes[rows[0]]], lanes[lane_codes[rows[0]]], batch.take(pa.array(rows)), dirty)
 
-    def _put(self, entry: Entry) -> tuple[Tracked, Place] | None:
-        """Where it is now; nowhere, if a later migration has made its field anew."""
-        field, since = field_and_since(entry.field)
+    def _put(self, name: str, lane: int, batch: pa.RecordBatch, dirty: bool) -> None:
+        """Those of one part; nowhere, if a later migration has made its field anew."""
+        field, since = field_and_since(name)
         spec = self.spec(field)
         if since < spec.since:
-            return None
+            return
         if since > spec.since:
             raise Unavailable(
                 f"the field {field!r} was migrated, and its container has not heard of it",
                 hint="try again in a moment",
                 address="",
             )
-        tracked, place = self.part(field, entry.lane), place_of(spec, entry)
-        tracked.put(place, value_of(spec, entry))
-        return tracked, place
+        self.part(field, lane).put(items_of(spec, batch), dirty=dirty)
 
     def forget(self, writers: Sequence[str]) -> None:
         for writer in writers:
@@ -150,7 +152,7 @@ class ProgramStore:
 
     @property
     def dirty_share(self) -> float:
-        return sum(len(tracked.dirty) for tracked in self.parts.values()) / max(self.count, 1)
+        return sum(part.dirty_count for part in self.parts.values()) / max(self.count, 1)
 
     @property
     def count(self) -> int:
@@ -158,30 +160,28 @@ class ProgramStore:
 
     @property
     def nbytes(self) -> int:
-        return sum(tracked.nbytes for tracked in self.parts.values())
+        return sum(part.nbytes for part in self.parts.values())
 
     def delta(self) -> ProgramDelta:
         """What has changed since the store was last clean, without an epoch that is not decided."""
-        entries = self._batches(
-            (key, list(tracked.decided(tracked.dirty))) for key, tracked in self.parts.items()
-        )
+        entries = self._batches((key, part.unsaved()) for key, part in self.parts.items())
         return ProgramDelta(entries, *self.outputs.changed())
 
     def clean(self) -> None:
-        for tracked in self.parts.values():
-            tracked.dirty.clear()
+        for part in self.parts.values():
+            part.clean()
         self.outputs.clean()
 
     def copy(self) -> ProgramStore:
         other = ProgramStore(self.fields, self.revision)
-        other.parts = {key: tracked.copy() for key, tracked in self.parts.items()}
+        other.parts = {key: part.copy() for key, part in self.parts.items()}
         other.outputs = self.outputs.copy()
         return other
 
     def entries(self, fields: Iterable[str] | None = None) -> list[pa.RecordBatch]:
         wanted = {*self.fields, KEYS} if fields is None else set(fields)
         return self._batches(
-            (key, list(self.parts[key].items())) for key in sorted(self.parts) if key[0] in wanted
+            (key, self.parts[key].entries()) for key in sorted(self.parts) if key[0] in wanted
         )
 
     def export(self) -> pa.RecordBatch:
@@ -195,14 +195,19 @@ class ProgramStore:
                 self.outputs.load(name, rows)
             elif kind == "entries":
                 for each in rows.to_batches():
-                    for entry in entries_in(each):
-                        self._put(entry)
+                    self.put(each, dirty=False)
 
     def validate(self) -> None:
         """Raises AssertionError if an invariant does not hold. For tests."""
-        for (field, lane), tracked in self.parts.items():
-            tracked.validate()
+        for (field, lane), part in self.parts.items():
+            part.validate()
             assert (lane == NO_LANE) == (self.spec(field).kind == "partitioned"), field
+
+
+def _codes(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]]:
+    """The values of a column, and of each row which of them it has."""
+    encoded = column.dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
 
 
 def _part(entries: Sequence[pa.RecordBatch]) -> Part:

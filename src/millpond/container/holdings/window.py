@@ -101,15 +101,18 @@ class WindowHolding(RestingHolding[WindowStore]):
         if resident.spec == self.resident.spec:
             return
         assert isinstance(resident.spec, WindowSpec)
-        is_recoded = _without_code(resident.spec) == _without_code(self._window)
         self.resident = resident
         self._shape = shape_of(resident.spec)
         for held in list(self.slices.values()):
             with held.lock:
-                if is_recoded:
-                    held.store.recode(self._shape)
-                else:
-                    held.store = self.new_store()
+                self.fit(held)
+
+    def fit(self, held: HeldSlice[WindowStore]) -> None:
+        was = held.store.shape
+        if (was.pattern, was.staged) == (self._shape.pattern, self._shape.staged):
+            held.store.recode(self._shape)
+        else:
+            held.store = self.new_store()
 
     def new_store(self) -> WindowStore:
         spilling = self.means.spilling

@@ -45,7 +45,8 @@ class Element(ABC):
     __hash__ = None  # type: ignore[assignment] # it changes
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.entries()})"
+        named = next(each for each in type(self).__mro__ if "TYPE" in vars(each))
+        return f"{named.__name__}({self.entries()})"
 
 
 def index_of(key: Any) -> int:

@@ -61,7 +61,8 @@ class Map(Element, Generic[K, V]):
 
     def pop(self, key: K, default: V | None = None) -> V | None:
         """As `get`, and the entry is gone."""
-        value: V | None = self._own.pop(self._asked(key), default)
+        value = self.get(key, default)  # type: ignore[arg-type] # None is one, too
+        del self[key]
         return value
 
     def keys(self) -> list[K]:
@@ -85,7 +86,7 @@ class Map(Element, Generic[K, V]):
         return made
 
     def assign(self, other: Map[K, V]) -> None:
-        self._own = {key: self._out(value) for key, value in other._own.items()}
+        self._own = {key: self._out(value) for key, value in other.items()}
 
     def clear(self) -> None:
         self._own = {}

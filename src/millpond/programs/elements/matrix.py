@@ -118,6 +118,7 @@ class _Row(Vector):
     def __init__(self, rows: dict[int, dict[int, float]], index: int) -> None:
         self._rows = rows
         self._index = index
+        self._arrays = None
 
     @property
     def _entries(self) -> Mapping[int, float]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millpond.programs.elements.element import Element, index_of
 
 Numbers = Sequence[float]
+Arrays = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 class Vector(Element):
@@ -17,10 +21,11 @@ class Vector(Element):
     """
 
     TYPE = "vector"
-    __slots__ = ("_own",)
+    __slots__ = ("_arrays", "_own")
 
     def __init__(self, entries: Mapping[int, float] | Numbers | Vector | None = None) -> None:
-        self._own: dict[int, float] = {i: float(x) for i, x in _pairs(entries)}
+        self._own: dict[int, float] | None = {i: float(x) for i, x in pairs_of(entries)}
+        self._arrays: Arrays | None = None
 
     @classmethod
     def of(cls, entries: dict[int, float]) -> Vector:
@@ -29,11 +34,34 @@ class Vector(Element):
         made._own = entries
         return made
 
+    @classmethod
+    def of_arrays(cls, indexes: NDArray[np.int64], values: NDArray[np.float64]) -> Vector:
+        """A vector that has these entries, of ascending indexes, none of them twice. The arrays change no more."""
+        made = Vector()
+        made._own, made._arrays = None, (indexes, values)
+        return made
+
+    def arrays(self) -> Arrays:
+        """Indexes, ascending, and values. They are not to be changed."""
+        if self._arrays is not None:
+            return self._arrays
+        items = self.items()
+        return np.array([i for i, _ in items], np.int64), np.array([x for _, x in items], np.float64)
+
     @property
     def _entries(self) -> Mapping[int, float]:
-        return self._own
+        return self._plain()
 
     def _changing(self) -> dict[int, float]:
+        own = self._plain()
+        self._arrays = None
+        return own
+
+    def _plain(self) -> dict[int, float]:
+        if self._own is None:
+            assert self._arrays is not None
+            indexes, values = self._arrays
+            self._own = dict(zip(indexes.tolist(), values.tolist(), strict=True))
         return self._own
 
     def entries(self) -> dict[Hashable, Any]:
@@ -84,11 +112,11 @@ class Vector(Element):
     def dot(self, other: Vector | Numbers) -> float:
         """The sum of products; a list counts as a vector from index 0 on."""
         mine = self._entries
-        return sum((mine[i] * x for i, x in _pairs(other) if i in mine), 0.0)
+        return sum((mine[i] * x for i, x in pairs_of(other) if i in mine), 0.0)
 
     def top(self, k: int) -> list[int]:
         """Indexes of the `k` largest entries, the largest first, of equals the smaller index first."""
-        ranked = sorted(self._entries.items(), key=lambda entry: (-entry[1], entry[0]))
+        ranked = sorted(self.items(), key=lambda entry: (-entry[1], entry[0]))
         return [i for i, _ in ranked[: max(k, 0)]]
 
     def without(self, other: Vector) -> Vector:
@@ -98,13 +126,13 @@ class Vector(Element):
 
     def add(self, other: Vector | Numbers, times: float = 1.0) -> None:
         """Add the other one, so many times, to this one."""
-        pairs = list(_pairs(other))
+        pairs = list(pairs_of(other))
         mine = self._changing() if pairs else {}
         for i, x in pairs:
             mine[i] = mine.get(i, 0.0) + x * times
 
     def assign(self, other: Vector | Numbers) -> None:
-        entries = {i: float(x) for i, x in _pairs(other)}
+        entries = {i: float(x) for i, x in pairs_of(other)}
         mine = self._changing()
         mine.clear()
         mine.update(entries)
@@ -136,7 +164,8 @@ class Vector(Element):
         return Vector({i: x / number for i, x in self._entries.items()})
 
 
-def _pairs(entries: Mapping[int, float] | Numbers | Vector | None) -> list[tuple[int, float]]:
+def pairs_of(entries: Mapping[int, float] | Numbers | Vector | None) -> list[tuple[int, float]]:
+    """Indexes, ascending, with what is there."""
     if entries is None:
         return []
     if isinstance(entries, Vector):
