@@ -306,3 +306,29 @@ def test_a_full_disk_loses_nothing(window: WindowCode, tmp_path: Path) -> None:
     assert sum(map(len, fired)) == 40_000
     assert sum(int(np.sum(each.columns["n"].to_numpy())) for each in fired) == 120_000
     assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_disk_that_is_full_while_sessions_are_merged_loses_nothing(tmp_path: Path) -> None:
+    files, shape = FullDisk(), shape_of(SESSION)
+    store = WindowStore(shape, memory_rows)
+    store.windows = sessions = SessionCells(shape, 1, CellRuns(files, tmp_path / "runs"))
+    spilled = sessions._spilled
+    assert spilled is not None
+    spilled._run_rows = 200
+    for _ in range(2):
+        spilled.put(portion(shape, range(1_000), [5] * 1_000)[0][1])
+    room, failures = 0, 0
+    while spilled.rows > 1_000:
+        files.room = room
+        try:
+            spilled.compact(sessions._merged)
+        except OSError:
+            failures += 1
+        room += 5_000
+        store.validate()
+    assert failures > 3
+    files.room = 1 << 40
+    assert set(sums(store.run([], 1000, closes=False, time_kind="long")).values()) == {
+        (2, 2 * k) for k in range(1_000)
+    }
+    assert not list((tmp_path / "runs").iterdir())

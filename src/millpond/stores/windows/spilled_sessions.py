@@ -11,6 +11,7 @@ keys come again and again, that is much more than there are sessions: then all r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,8 @@ MSA = 1.5
 """Pieces of sessions on disk for each of their keys, at most; or for each session, where a key has several."""
 _SAMPLED = np.uint64(63)
 """How often a key is in the runs is known from one of so many and one more."""
+_MERGED_RUNS = 2
+"""So many rows as so many runs have are merged at once."""
 _PIECE_ROWS = 1 << 11
 """What is merged by its ends at once, of each part of the keys."""
 _ROWS, _STARTS = 0, 1
@@ -131,35 +134,47 @@ class SpilledSessions:
 
         Some keys after the others, sorted by ends; then all together by ends, as runs have them.
         """
-        old, parts = self._runs, max(1, -(-self.rows // self._run_rows))
-        by_keys: list[Run] = []
+        old, parts = self._runs, max(1, -(-self.rows // (_MERGED_RUNS * self._run_rows)))
+        of_parts: list[Run] = []
+        by_ends: list[Run] = []
         merged_runs = SpilledSessions(self._shape, self._files, run_rows=self._run_rows)
         try:
+            of_parts += self._apart(parts) if parts > 1 else []
             for part in range(parts):
-                merged = merging(self._part(part, parts))
+                pieces = self._pieces(of_parts[part]) if of_parts else map(self._read, self._runs)
+                merged = merging(pieces)
                 if merged.num_rows:
-                    pieces = range(0, merged.num_rows, _PIECE_ROWS)
-                    by_keys.append(self._files.write(merged.slice(at, _PIECE_ROWS) for at in pieces))
-            for batch in _by_ends([self._pieces(run) for run in by_keys], self._run_rows):
+                    starts = range(0, merged.num_rows, _PIECE_ROWS)
+                    by_ends.append(self._files.write(merged.slice(at, _PIECE_ROWS) for at in starts))
+            for batch in _by_ends([self._pieces(run) for run in by_ends], self._run_rows):
                 merged_runs.put(batch)
         except BaseException:
             self._files.drop(each.run for each in merged_runs._runs)
             raise
         finally:
-            self._files.drop(by_keys)
+            self._files.drop([*of_parts, *by_ends])
         self._runs = merged_runs._runs
         self._merged_rows = self.rows
         self._files.figures["compactions"] += 1
         self._files.drop(each.run for each in old)
 
-    def _part(self, part: int, parts: int) -> Iterator[pa.RecordBatch]:
-        """Sessions of one of so many parts of the keys."""
-        for sessions in self._runs:
-            batch = self._read(sessions)
-            hashes = Keys.from_arrow(batch.column(0)).hashes
-            mine = np.flatnonzero((hashes >> np.uint64(24)) % np.uint64(parts) == part)
-            if len(mine):
-                yield batch.take(pa.array(mine))
+    def _apart(self, parts: int) -> list[Run]:
+        """All sessions, by so many parts of the keys."""
+        writing = [self._files.begin() for _ in range(parts)]
+        try:
+            for sessions in self._runs:
+                batch = self._read(sessions)
+                hashes = Keys.from_arrow(batch.column(0)).hashes
+                numbers = ((hashes >> np.uint64(24)) % np.uint64(parts)).astype(np.int64)
+                order = np.argsort(numbers, kind="stable")
+                ends = np.cumsum(np.bincount(numbers, minlength=parts)).tolist()
+                for part, (start, end) in enumerate(pairwise([0, *ends])):
+                    if end > start:
+                        writing[part].add(batch.take(pa.array(order[start:end])))
+        except BaseException:
+            self._files.drop(each.done() for each in writing)
+            raise
+        return [each.done() for each in writing]
 
     def _pieces(self, run: Run) -> Iterator[pa.RecordBatch]:
         for part in range(len(run.checksums)):
