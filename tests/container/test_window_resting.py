@@ -336,6 +336,10 @@ class Twin:
     def records(self) -> int:
         return self.pond.hosting.services[0].log.records
 
+    @property
+    def needed(self) -> Any:
+        return self.pond.hosting.services[0].core.holdings["w"]._needs._records  # type: ignore[attr-defined]
+
     def paced_as(self, other: Twin) -> None:
         """A driver that has just begun gives updates at once; these are those of one that has gone on."""
         ahead = self.pond._client.runtime.now() - other.pond._client.runtime.now()
@@ -382,6 +386,7 @@ def test_what_rests_on_a_log_is_the_same_again(monkeypatch: pytest.MonkeyPatch, 
             if epoch == 43:
                 assert (kept_up.snapshots == 0) == rests
                 assert kept_up.records < 2 * bounds.log_records
+                assert len(kept_up.needed) < 2 * bounds.log_records
             kept_up.pond.close()
             kept_up.open()
             assert kept_up.again() == plain.again(), epoch

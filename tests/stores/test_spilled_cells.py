@@ -19,6 +19,7 @@ from millpond.private import AnyPath
 from millpond.stores.keys import Keys
 from millpond.stores.windows.cellruns import CellRuns
 from millpond.stores.windows.celltable import CellTable
+from millpond.stores.windows.overlay import memory_rows
 from millpond.stores.windows.panes import PaneStore
 from millpond.stores.windows.sessions import SessionCells
 from millpond.stores.windows.shape import WindowShape
@@ -183,6 +184,43 @@ def test_runs_of_a_pane_that_hold_the_same_keys_are_merged(tmp_path: Path) -> No
     assert runs.disk_bytes == 0
 
 
+@pytest.mark.parametrize("folds", [False, True], ids=["numbers", "folds"])
+def test_pieces_of_sessions_that_go_on_are_merged(folds: bool, tmp_path: Path) -> None:
+    aggregates = {"n": Aggregate("count"), "sum": Aggregate("total", "v")}
+    if folds:
+        aggregates["sum"] = mp.fold(0, _added, _added, "v")
+    shape = WindowShape("k long", "v long", WindowCode("session", size=10_000), aggregates)
+    runs = CellRuns(OsFiles(), tmp_path / "runs")
+    store, plain = WindowStore(shape, memory_rows), WindowStore(shape, memory_rows)
+    on_disk = SessionCells(shape, 1, runs)
+    assert on_disk._spilled is not None
+    on_disk._spilled._run_rows = 300
+    store.windows = on_disk
+    rng = np.random.default_rng(6)
+    most = 0
+    for epoch in range(24):
+        keys = rng.permutation(1_000)[:500]
+        # Some keys begin anew, far from the sessions that they have: those stay apart.
+        times = 100 * epoch + rng.integers(0, 100, 500) + 50_000 * (keys % 7 == epoch % 7)
+        rows = portion(shape, keys, times)
+        for each in (store, plain):
+            each.run(rows, 0, closes=False, time_kind="long")
+        store.tidy_folds()
+        store.spillable.spill(1 << 30)
+        most = max(most, on_disk._spilled.rows)
+        if epoch % 10 == 9:
+            store.validate()
+    sessions = plain.windows.count
+    assert most < 2.5 * sessions, "and not many times as many"
+    assert 2 <= runs.figures["compactions"] < 20
+    assert sums(store.open("long")) == sums(plain.open("long"))
+    for watermark in (15_000, 60_000, 1 << 40):
+        fired = [sums(each.run([], watermark, closes=False, time_kind="long")) for each in (store, plain)]
+        assert fired[0] == fired[1]
+    assert runs.disk_bytes == 0
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def _added(kept, v):  # type: ignore[no-untyped-def]
     return kept + v
 
@@ -267,4 +305,30 @@ def test_a_full_disk_loses_nothing(window: WindowCode, tmp_path: Path) -> None:
     fired = list(store.fire(1000, closes=False))
     assert sum(map(len, fired)) == 40_000
     assert sum(int(np.sum(each.columns["n"].to_numpy())) for each in fired) == 120_000
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_disk_that_is_full_while_sessions_are_merged_loses_nothing(tmp_path: Path) -> None:
+    files, shape = FullDisk(), shape_of(SESSION)
+    store = WindowStore(shape, memory_rows)
+    store.windows = sessions = SessionCells(shape, 1, CellRuns(files, tmp_path / "runs"))
+    spilled = sessions._spilled
+    assert spilled is not None
+    spilled._run_rows = 200
+    for _ in range(2):
+        spilled.put(portion(shape, range(1_000), [5] * 1_000)[0][1])
+    room, failures = 0, 0
+    while spilled.rows > 1_000:
+        files.room = room
+        try:
+            spilled.compact(sessions._merged)
+        except OSError:
+            failures += 1
+        room += 5_000
+        store.validate()
+    assert failures > 3
+    files.room = 1 << 40
+    assert set(sums(store.run([], 1000, closes=False, time_kind="long")).values()) == {
+        (2, 2 * k) for k in range(1_000)
+    }
     assert not list((tmp_path / "runs").iterdir())

@@ -84,9 +84,8 @@ def test_what_is_not_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_jit
-def test_sessions_are_the_same_and_a_warning_says_what_is_interpreted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.long
+def test_sessions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     rows = pa.table({"k": rng.integers(0, 9, 400), "t": np.arange(400), "v": rng.integers(-3, 40, 400)})
     answers = []
@@ -102,6 +101,10 @@ def test_sessions_are_the_same_and_a_warning_says_what_is_interpreted(
             fired = [*feed(rows, 0).to_pylist(), *feed.finish().to_pylist()]
             answers.append(sorted(map(repr, fired)))
     assert answers[0] == answers[1]
+
+
+@needs_jit
+def test_a_warning_says_what_is_interpreted() -> None:
     with LocalPond(LossyFiles()) as pond, pytest.warns(RuleInterpreted, match="loops: it has a loop"):
         pond.window("w", key="k long", window=mp.session(loops), aggregate={"n": mp.count()}, value="v long")
 

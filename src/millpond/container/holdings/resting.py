@@ -69,6 +69,8 @@ class RestingHolding(KeyedHolding[_R]):
         return record._replace(work=replace(record.work, after=fired))
 
     def logged(self, seq: int, record: Record) -> None:
+        if not self.may_rest:
+            return
         newest = max((self._newest(part) for part in record.parts if len(part.batch)), default=TIME_MIN)
         oldest = min((held.store.oldest for held in list(self.slices.values())), default=TIME_MAX)
         self._needs.logged(seq, record.writer, record.turn, newest, oldest)

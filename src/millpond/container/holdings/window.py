@@ -108,9 +108,10 @@ class WindowHolding(RestingHolding[WindowStore]):
                 self.fit(held)
 
     def fit(self, held: HeldSlice[WindowStore]) -> None:
-        was = held.store.shape
-        if (was.pattern, was.staged) == (self._shape.pattern, self._shape.staged):
-            held.store.recode(self._shape)
+        was, now = held.store.shape, self._shape
+        # Without types that are known it only counts, under no name; and rows may look as those of what counts, too.
+        if (was.pattern, was.staged, [*was.aggregates]) == (now.pattern, now.staged, [*now.aggregates]):
+            held.store.recode(now)
         else:
             held.store = self.new_store()
 

@@ -2,6 +2,10 @@
 
 Rows are grouped before they are written, one write batch an append. A key is `id|sequence`, big-endian; ids are given to
 groups as they begin, so that what lives at the same time lies together. A merge moves no row.
+
+The id stands for what would be in a key otherwise: for the window (AAR), whose rows lie together in the order in which they came and are
+read and dropped as one range, or for a key's window (AUR). `window_end|key|sequence` and `key|start|sequence` would be the same in more bytes,
+and sessions whose start changes would have to be written again; a key of any length would have to be compared byte by byte.
 """
 
 from __future__ import annotations

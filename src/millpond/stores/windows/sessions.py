@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from millpond.errors import CorruptFile, RuleFailed
 from millpond.schema import TIME
 from millpond.stores import views
 from millpond.stores.growing import grown
@@ -41,6 +42,7 @@ class SessionCells:
         self._slices = slices
         self.marks = None if shape.fires_once else SessionMarks(shape, slices)
         self._spilled = None if runs is None or not shape.fires_once else SpilledSessions(shape, runs)
+        self._folded_rows = 0  # that were on disk when functions of the user's were last to merge them
         # Of a fork: what it is one of, and which sessions of that it has.
         self._below: SessionCells | None = None
         self._is_here: NDArray[np.bool_] = np.empty(0, np.bool_)
@@ -213,7 +215,33 @@ class SessionCells:
         self._index = SessionIndex(self._shape.key_kind, self._shape.window.touching)
         self._cells = GrowingCells(self._layout)
         self._insert_staged([staying])
+        # Functions of the user's run where they may fail: not here.
+        if not self._layout.has_folds and self._spilled.is_amplified:
+            self._spilled.compact(self._merged)
         return before - self.memory_bytes
+
+    def tidy_folds(self) -> None:
+        """What is on disk is merged by functions of the user's, where it has grown. It stays as it is where these fail, and where
+        the disk refuses it.
+        """
+        if self._spilled is None or not self._layout.has_folds or self._folded_rows == self._spilled.rows:
+            return
+        # Each state is tried once, however that ends: an epoch that is repeated gets further.
+        self._folded_rows = self._spilled.rows
+        if self._spilled.is_amplified:
+            try:
+                self._spilled.compact(self._merged)
+            except CorruptFile:
+                raise
+            except (RuleFailed, OSError):
+                return
+
+    def _merged(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+        """What is one session of these as one; by ascending ends."""
+        merged = SessionCells(self._shape, self._slices)
+        merged._insert_staged(batches)
+        nodes = merged._index.all()
+        return merged.staged(nodes[np.argsort(merged._index.ends[nodes], kind="stable")])
 
     def close(self) -> None:
         if self._spilled is not None:

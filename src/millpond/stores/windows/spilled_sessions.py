@@ -3,11 +3,15 @@
 Nobody looks for a session on disk when rows come: they begin another in memory, and both become one when the run is read,
 which is when its first session ends, or when one in memory would fire that reaches into one of the run. To tell that, two
 bytes or so of each session on disk stay in memory: a Bloom filter of its run's keys.
+
+So a session that goes on lies there in as many pieces as memory was short, until the first of them ends. Where gaps are long, and
+keys come again and again, that is much more than there are sessions: then all runs are merged (`msa`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +29,14 @@ RUN_ROWS = 1 << 15
 """Sessions of one run, at most: they are read at once."""
 
 
+MSA = 1.5
+"""Pieces of sessions on disk for each of their keys, at most; or for each session, where a key has several."""
+_SAMPLED = np.uint64(63)
+"""How often a key is in the runs is known from one of so many and one more."""
+_MERGED_RUNS = 2
+"""So many rows as so many runs have are merged at once."""
+_PIECE_ROWS = 1 << 11
+"""What is merged by its ends at once, of each part of the keys."""
 _ROWS, _STARTS = 0, 1
 """The parts of a run."""
 _START_SCHEMA = pa.schema({"hash": pa.uint64(), "start": pa.int64()})
@@ -40,18 +52,27 @@ class _Sessions(NamedTuple):
     first_start: int
     first_end: int
     last_end: int
+    sample: NDArray[np.uint64]
+
+
+Merging = Callable[[Iterable[pa.RecordBatch]], pa.RecordBatch]
+"""What is one session becomes one; by ascending ends."""
 
 
 class SpilledSessions:
     """What one slice has on disk: rows as they are staged."""
 
-    def __init__(self, shape: WindowShape, runs: CellRuns, *, run_rows: int = RUN_ROWS) -> None:
+    def __init__(
+        self, shape: WindowShape, runs: CellRuns, *, run_rows: int = RUN_ROWS, msa: float = MSA
+    ) -> None:
         self._shape = shape
         self._files = runs
         self._run_rows = run_rows
         self._runs: list[_Sessions] = []
         """By their first ends."""
         self._is_shared = False
+        self._msa = msa
+        self._merged_rows = 0  # that there were when all had just been merged: no merge makes fewer of those
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -93,11 +114,71 @@ class SpilledSessions:
                 sorted_starts = [pa.array(hashes[order]), pa.array(starts[order])]
                 run = self._files.write([part, pa.record_batch(sorted_starts, schema=_START_SCHEMA)])
                 times = int(starts.min()), int(ends.min()), int(ends.max())
-                written.append(_Sessions(run, _new_filter(hashes), *times))
+                sample = hashes[(hashes >> np.uint64(40)) & _SAMPLED == 0]
+                written.append(_Sessions(run, _new_filter(hashes), *times, sample))
         except BaseException:
             self._files.drop(each.run for each in written)
             raise
         self._runs = sorted([*self._runs, *written], key=lambda each: each.first_end)
+
+    @property
+    def is_amplified(self) -> bool:
+        """Whether sessions lie there in so many pieces that it is worth to merge them."""
+        if self.rows <= self._msa * self._merged_rows or len(self._runs) < 2:
+            return False
+        sample = np.concatenate([each.sample for each in self._runs])
+        return len(sample) > self._msa * max(len(np.unique(sample)), 1)
+
+    def compact(self, merging: Merging) -> None:
+        """All that are pieces of one session become one. Nothing has changed if the disk refuses it, or a merge fails.
+
+        Some keys after the others, sorted by ends; then all together by ends, as runs have them.
+        """
+        old, parts = self._runs, max(1, -(-self.rows // (_MERGED_RUNS * self._run_rows)))
+        of_parts: list[Run] = []
+        by_ends: list[Run] = []
+        merged_runs = SpilledSessions(self._shape, self._files, run_rows=self._run_rows)
+        try:
+            of_parts += self._apart(parts) if parts > 1 else []
+            for part in range(parts):
+                pieces = self._pieces(of_parts[part]) if of_parts else map(self._read, self._runs)
+                merged = merging(pieces)
+                if merged.num_rows:
+                    starts = range(0, merged.num_rows, _PIECE_ROWS)
+                    by_ends.append(self._files.write(merged.slice(at, _PIECE_ROWS) for at in starts))
+            for batch in _by_ends([self._pieces(run) for run in by_ends], self._run_rows):
+                merged_runs.put(batch)
+        except BaseException:
+            self._files.drop(each.run for each in merged_runs._runs)
+            raise
+        finally:
+            self._files.drop([*of_parts, *by_ends])
+        self._runs = merged_runs._runs
+        self._merged_rows = self.rows
+        self._files.figures["compactions"] += 1
+        self._files.drop(each.run for each in old)
+
+    def _apart(self, parts: int) -> list[Run]:
+        """All sessions, by so many parts of the keys."""
+        writing = [self._files.begin() for _ in range(parts)]
+        try:
+            for sessions in self._runs:
+                batch = self._read(sessions)
+                hashes = Keys.from_arrow(batch.column(0)).hashes
+                numbers = ((hashes >> np.uint64(24)) % np.uint64(parts)).astype(np.int64)
+                order = np.argsort(numbers, kind="stable")
+                ends = np.cumsum(np.bincount(numbers, minlength=parts)).tolist()
+                for part, (start, end) in enumerate(pairwise([0, *ends])):
+                    if end > start:
+                        writing[part].add(batch.take(pa.array(order[start:end])))
+        except BaseException:
+            self._files.drop(each.done() for each in writing)
+            raise
+        return [each.done() for each in writing]
+
+    def _pieces(self, run: Run) -> Iterator[pa.RecordBatch]:
+        for part in range(len(run.checksums)):
+            yield self._files.read(run, part, self._shape.staged)
 
     def take_next(self) -> pa.RecordBatch:
         """The run whose first session ends first; it is no longer here."""
@@ -106,6 +187,7 @@ class SpilledSessions:
     def _take(self, sessions: _Sessions) -> pa.RecordBatch:
         batch = self._read(sessions)
         self._runs = [each for each in self._runs if each is not sessions]
+        self._merged_rows = min(self._merged_rows, self.rows)
         if not self._is_shared:
             self._files.drop([sessions.run])
         return batch
@@ -172,6 +254,35 @@ class SpilledSessions:
             assert int(views.longs(batch.column(2)).min()) == sessions.first_end
         if not self._is_shared:
             assert self.disk_bytes == sum(each.run.nbytes for each in self._runs)
+
+
+def _by_ends(sources: list[Iterator[pa.RecordBatch]], rows: int) -> Iterator[pa.RecordBatch]:
+    """What each of these gives by ascending ends, all together by ascending ends; about so many rows at once."""
+    heads = {number: next(source) for number, source in enumerate(sources)}
+    ready: list[pa.RecordBatch] = []
+    size = 0
+    while heads:
+        # All that ends by then has been read.
+        upto = min(int(_ends(head)[-1]) for head in heads.values())
+        taken = []
+        for number, head in list(heads.items()):
+            count = int(np.searchsorted(_ends(head), upto, side="right"))
+            taken.append(head.slice(0, count))
+            left = head.slice(count) if count < head.num_rows else next(sources[number], None)
+            if left is None:
+                del heads[number]
+            else:
+                heads[number] = left
+        together = pa.concat_batches(taken)
+        ready.append(together.take(pa.array(np.argsort(_ends(together), kind="stable"))))
+        size += together.num_rows
+        if size >= rows or not heads:
+            yield pa.concat_batches(ready)
+            ready, size = [], 0
+
+
+def _ends(batch: pa.RecordBatch) -> Longs:
+    return views.longs(batch.column(2))
 
 
 def _new_filter(hashes: NDArray[np.uint64]) -> NDArray[np.uint8]:

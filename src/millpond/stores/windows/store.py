@@ -240,7 +240,7 @@ class WindowStore:
 
     def tidy_folds(self) -> None:
         """Upkeep of what is on disk that runs user code: where that may fail, and is limited."""
-        if isinstance(self.windows, PaneStore):
+        if isinstance(self.windows, PaneStore | SessionCells):
             self.windows.tidy_folds()
 
     def recode(self, shape: WindowShape) -> None:
