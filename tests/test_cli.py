@@ -102,10 +102,20 @@ def test_a_demo_ends_with_what_it_found(
 def test_a_demo_gets_the_options_that_were_given(
     run: Any, monkeypatch: pytest.MonkeyPatch, module: Any
 ) -> None:
-    got: list[dict[str, int]] = []
+    got: list[dict[str, object]] = []
+    where: list[tuple[object, ...]] = []
 
-    def show(seconds: int = 30, rate: int = 10, keys: int = 5) -> bool:
+    def show(
+        seconds: int = 30,
+        rate: int = 10,
+        keys: int = 5,
+        master: str = "",
+        hosting: str = "",
+        containers: int = 1,
+        backups: int = 0,
+    ) -> bool:
         got.append({"seconds": seconds, "rate": rate, "keys": keys})
+        where.append((master, hosting, containers, backups))
         return True
 
     module("fake_demo", run=show)
@@ -114,6 +124,18 @@ def test_a_demo_gets_the_options_that_were_given(
     assert run("demo", "adcamp", "--rate", "7", "--keys", "8").code == 0
     assert got == [{"seconds": 30, "rate": 10, "keys": 5}, {"seconds": 30, "rate": 7, "keys": 8}]
     assert run("demo", "--seconds", "0").code == 2
+    cluster = (
+        "--master",
+        "local-cluster[2,2,1024]",
+        "--hosting",
+        "spark",
+        "--containers",
+        "3",
+        "--backups",
+        "1",
+    )
+    assert run("demo", "adcamp", *cluster).code == 0
+    assert where == [("", "", 1, 0), ("", "", 1, 0), ("local-cluster[2,2,1024]", "spark", 3, 1)]
 
 
 def test_an_option_that_a_demo_does_not_have(run: Any, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:

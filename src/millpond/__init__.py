@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from millpond.pond import Dedup, Join, Pond, State, Window, connect
     from millpond.pond import open_pond as open  # noqa: A004 - mp.open reads as it should
     from millpond.programs.annotations import Partial, Partitioned, everywhere, program, reject
-    from millpond.programs.elements import DenseMatrix, Map, Matrix, Vector
+    from millpond.programs.elements import DenseMatrix, Map, Matrix, StateElement, Vector
     from millpond.programs.explain import explain
     from millpond.programs.migrating import Migration
     from millpond.programs.plain import plain
@@ -68,6 +68,7 @@ __all__ = [
     "Pond",
     "RuleInterpreted",
     "State",
+    "StateElement",
     "Stream",
     "Vector",
     "Window",
@@ -130,6 +131,7 @@ _WHEN_ASKED_FOR = {
     "DenseMatrix": ("millpond.programs.elements", "DenseMatrix"),
     "Map": ("millpond.programs.elements", "Map"),
     "Matrix": ("millpond.programs.elements", "Matrix"),
+    "StateElement": ("millpond.programs.elements", "StateElement"),
     "Vector": ("millpond.programs.elements", "Vector"),
     "explain": ("millpond.programs.explain", "explain"),
     "Migration": ("millpond.programs.migrating", "Migration"),

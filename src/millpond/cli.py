@@ -336,6 +336,17 @@ def demo(
         list[str] | None, typer.Option(help="Of nexmark, one query; may be given several times.")
     ] = None,
     events: Annotated[int | None, typer.Option(min=1, help="How many there are, for nexmark.")] = None,
+    master: Annotated[
+        str | None, typer.Option(help="Where Spark runs, for adcamp, as in local-cluster[2,2,1024].")
+    ] = None,
+    hosting: Annotated[
+        str | None, typer.Option(help="Where the pond's containers run, for adcamp: embedded or spark.")
+    ] = None,
+    containers: Annotated[int | None, typer.Option(min=1, help="How many there are, for adcamp.")] = None,
+    backups: Annotated[
+        int | None,
+        typer.Option(min=0, help="How many other containers hold a copy of each slice, for adcamp."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Ratings for recommender: MovieLens' u.data or ratings.csv."),
@@ -352,6 +363,10 @@ def demo(
         "window": window,
         "query": query or None,
         "events": events,
+        "master": master,
+        "hosting": hosting,
+        "containers": containers,
+        "backups": backups,
         "data": data,
     }
     given = {option: value for option, value in asked.items() if value is not None}

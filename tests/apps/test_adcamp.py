@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,8 @@ from millpond.apps import adcamp
 from millpond.apps.adcamp import Comparison, Meter, compare
 from millpond.apps.spark_session import spark_session
 from millpond.errors import BadOption, MillpondError
+from millpond.testing import LossyFiles
+from millpond.testing.local import LocalPond
 
 
 @pytest.mark.parametrize("rate", [1, 2, 997, 1_000])
@@ -82,10 +85,27 @@ def test_a_meter_counts_all_and_times_the_recent() -> None:
     assert meter.latency_s(50) == 2.0
 
 
-@pytest.mark.parametrize("option", ["seconds", "rate", "keys"])
+@pytest.mark.parametrize("option", ["seconds", "rate", "keys", "containers"])
 def test_options_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(BadOption, match=f"--{option} 0"):
-        adcamp.run(**{option: 0})
+        adcamp.run(**{option: 0})  # type: ignore[arg-type]
+    with pytest.raises(BadOption, match="--hosting elsewhere"):
+        adcamp.run(hosting="elsewhere")
+
+
+def test_it_says_how_to_act_on_it_from_another_terminal() -> None:
+    with LocalPond(LossyFiles(), containers=2) as pond:
+        (watch, kill, _, *prompt) = adcamp.by_hand(pond, "/there/pond").splitlines()
+        assert watch.endswith("millpond top /there/pond")
+        assert f"kill -9 {pond.containers()[1].pid} " in kill
+        code = "\n".join(line.strip() for line in prompt)
+        joined: list[object] = []
+        there = SimpleNamespace(connect=lambda address, token: joined.append((address, token)) or pond)
+        names = {"open": lambda path: SimpleNamespace(read=lambda: path)}
+        exec(code.replace("import millpond as mp", ""), {**names, "mp": there})
+        assert joined == [(pond.address, "/there/pond/token")]
+        assert [move.cause for move in pond.moves()].count("move") > 0
+        assert len(pond.containers()) == 2, "up, and down again"
 
 
 @pytest.mark.long
@@ -96,7 +116,7 @@ def test_it_runs_to_its_end(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert adcamp.run(seconds=2, rate=1_000, keys=200)
+    assert adcamp.run(seconds=2, rate=1_000, keys=200, containers=2, backups=1)
     printed = capsys.readouterr().out
     assert "2,000 updates (0 late), 2,000 views, 0 wrong (0 lost, 0 twice" in printed
     assert "U +inf" in printed

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("duckdb")
 from millpond.apps.nexmark import TIMESTAMP, Nexmark
-from millpond.bench import nexmark, nexmark_load
+from millpond.bench import nexmark, nexmark_load, nexmark_over
 from millpond.bench.nexmark_load import CLOSING_AT, QUERIES, Contender, Run, Work, Workload, compare
 from millpond.bench.nexmark_spark import SparkNative
 from millpond.errors import BadOption
@@ -111,6 +111,19 @@ def test_each_size_has_windows_enough() -> None:
         assert timed_events / work.events_per_s >= 20 * 10
         assert work.size == work.gap == "10 seconds"
         assert work.files - work.warm_files >= 5
+
+
+def test_streams_over_the_budget_have_so_much_open(tmp_path: Path) -> None:
+    scale = nexmark_over.FULL
+    for over in nexmark_over.works(scale):
+        bids_in_a_gap = over.work.events_per_s * nexmark_over.BIDS * nexmark_over.GAP_S
+        open_bytes = bids_in_a_gap * nexmark_over.ROW_BYTES[over.query]
+        assert open_bytes == pytest.approx(over.share * scale.budget, rel=0.01)
+        assert over.work.events * nexmark_over.BIDS >= scale.windows * bids_in_a_gap
+    assert {over.share for over in nexmark_over.works(scale)} == {0.1, 1, 10}
+    workload = Workload(tmp_path, TINY._replace(uniform_bidders=50))
+    bidders = workload.truth("q11")["bidder"]
+    assert set(bidders.to_pylist()) == set(range(50))
 
 
 @pytest.mark.parametrize("query", list(QUERIES))

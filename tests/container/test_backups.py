@@ -17,6 +17,7 @@ import millpond as mp
 from millpond.container.layout import MANIFEST, incarnation_of, is_directory, term_of_snapshot
 from millpond.coordinator.journal import Journal
 from millpond.coordinator.migrations import PAUSES_S
+from millpond.coordinator.slices import REBUILT_S
 from millpond.durable.crashpoints import armed
 from millpond.errors import CorruptFile, MillpondError, StageLost, Unavailable
 from millpond.runtime import Serial
@@ -110,15 +111,7 @@ class Scene:
     def epoch(self) -> None:
         number = self.model.epochs
         now = 10 * number
-        for name, feed in self.feeds.items():
-            rows = [
-                (key, now + self.chance.randrange(-5, 10), self.chance.randrange(1000))
-                for key in self.chance.sample(KEYS, 8)
-            ]
-            columns = dict(zip(("k", "at", "v"), map(list, zip(*rows, strict=True)), strict=True))
-            done = feed(pa.table(columns), number)
-            receipt = self.model.oracle.update(name, number, rows, delay=3)
-            assert (done.rows, done.late) == (receipt.rows_applied, receipt.late)
+        self.feed(number)
         added = [(key, self.chance.randrange(100)) for key in self.chance.choices(KEYS, k=6)]
         self.adding(
             pa.table({"ts": [now] * 6, "k": [k for k, _ in added], "v": [v for _, v in added]}), number
@@ -136,6 +129,19 @@ class Scene:
         self.folding(pa.table({**columns, "v": columns["seq"]}), number)
         self.model.delayed += waiting
         self.model.epochs += 1
+
+    def feed(self, number: int) -> None:
+        """To the State alone."""
+        now = 10 * number
+        for name, feed in self.feeds.items():
+            rows = [
+                (key, now + self.chance.randrange(-5, 10), self.chance.randrange(1000))
+                for key in self.chance.sample(KEYS, 8)
+            ]
+            columns = dict(zip(("k", "at", "v"), map(list, zip(*rows, strict=True)), strict=True))
+            done = feed(pa.table(columns), number)
+            receipt = self.model.oracle.update(name, number, rows, delay=3)
+            assert (done.rows, done.late) == (receipt.rows_applied, receipt.late)
 
     def upkeep(self) -> None:
         """Slices get the backups that they lack, and these apply what they have."""
@@ -671,6 +677,40 @@ def test_without_backups_peers_rebuild_the_slices_of_one_that_is_gone_from_the_r
     scene.check()
     scene = scene.reopened()
     scene.check()
+
+
+def test_slices_that_were_rebuilt_lately_keep_no_others_from_being_rebuilt() -> None:
+    """Of a container that ends soon after it took over slices, its own go to peers: only what it took over waits."""
+    scene = Scene(LossyFiles(), 3, backups=0)
+
+    def fed() -> None:
+        scene.feed(scene.model.epochs)
+        scene.model.epochs += 1
+
+    for table in ("t", "d"):
+        scene.pond.forget(scene.pond.tables()[table])  # their logs run code
+    fed()
+    scene.move(numbers(0, 1), 0)
+    scene.move(numbers(2, 3), 1)
+    scene.move(numbers(4, 5), 2)
+    fed()
+    scene.pond.hosting.kill(0)
+    scene.coordinator.recover(0)
+    taken = [number for number in numbers(0, 1) if scene.record.owners[number] == 1]
+    assert sorted(scene.record.owners[number] for number in (0, 1)) == [1, 2]
+    scene.pond.hosting.kill(1)
+    scene.coordinator.recover(1)
+    assert scene.record.slices_of(1) == taken, "these may be what ended it"
+    fed()
+    scene.coordinator._runtime.sleep(REBUILT_S + 1.0)
+    scene.pond.hosting.kill(1)
+    scene.coordinator.recover(1)
+    assert scene.record.slices_of(1) == []
+    fed()
+    state = scene.state
+    at = 10 * scene.model.epochs - 20
+    answers = state.fetch(key="k", at="at", into="v").now(pa.table({"k": KEYS, "at": [at] * len(KEYS)}))
+    assert answers["v"].to_pylist() == [scene.model.oracle.fetch_latest(key, at) for key in KEYS]
 
 
 @pytest.mark.parametrize("backups", [0, 1])

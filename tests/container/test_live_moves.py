@@ -6,10 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from test_backups import ROOT, Scene, after, made, numbers
+from test_backups import KEYS, ROOT, SLICES, Scene, after, made, numbers
 
 from millpond.errors import MillpondError, Unavailable
+from millpond.kernels.hashing import slices_of
+from millpond.stores.keys import Keys
 from millpond.testing import LossyFiles
 
 STEPS = [
@@ -183,3 +186,35 @@ def test_no_backup_is_let_go_before_others_hold_the_slice() -> None:
     for _ in range(4):
         migrations.replicate(1, leaving={0})
     assert all(scene.holders()[number] == [2] for number in numbers(*mine))
+
+
+def test_slices_that_stay_are_asked_at_every_step_of_a_move() -> None:
+    """Questions wait for nothing; those about slices that move, for the switch at most."""
+    scene = scene_of_two()
+    mine = scene.record.slices_of(0)
+    moving, staying = mine[0], [number for number in range(SLICES) if number != mine[0]]
+    places = slices_of(Keys.from_arrow(pa.array(KEYS, pa.int64())).hashes, SLICES).tolist()
+    keys = {number: [key for key in KEYS if places[key] == number] for number in range(SLICES)}
+    fetch = scene.state.fetch(key="k", at="at", into="v")
+    asked: list[tuple[str, str]] = []
+
+    def right(numbers: list[int]) -> None:
+        at = 10 * scene.model.epochs - 20
+        own = [key for number in numbers for key in keys[number]]
+        answers = fetch.now(pa.table({"k": own, "at": [at] * len(own)}))["v"].to_pylist()
+        assert answers == [scene.model.oracle.fetch_latest(key, at) for key in own]
+
+    def happens(name: str, when: str) -> None:
+        if name in STEPS:
+            asked.append((name, when))
+            before = scene.pond.hosting.services[0]._runtime.now(), scene.coordinator._runtime.now()
+            right(staying)
+            after = scene.pond.hosting.services[0]._runtime.now(), scene.coordinator._runtime.now()
+            assert after == before, f"they waited {when} {name}"
+            if not name.startswith("switches"):
+                right([moving])
+
+    stepped(scene, happens)
+    scene.move([moving], 1)
+    right(list(range(SLICES)))
+    assert list(dict.fromkeys(name for name, _ in asked)) == STEPS

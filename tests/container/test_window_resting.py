@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -21,6 +22,11 @@ from millpond.times import TIME_MAX, TIME_MIN
 from millpond.wire.base import Epoch, Turn
 
 AGGREGATE = {"rows": mp.count(), "total": mp.total("v")}
+ROWS = {"every": mp.collect("v")}
+
+
+def is_last(v: int) -> bool:
+    return v > 40
 
 
 def turn(number: int) -> Turn:
@@ -86,8 +92,8 @@ def test_outputs_that_came_since_the_last_snapshot() -> None:
 class Fed:
     """A window in a pond whose upkeep comes after every epoch."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, window: Any) -> None:
-        bounds = millpond.testing.local.BOUNDS._replace(log_records=4)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, window: Any, log_records: int = 4) -> None:
+        bounds = millpond.testing.local.BOUNDS._replace(log_records=log_records)
         monkeypatch.setattr(millpond.testing.local, "BOUNDS", bounds)
         self.files = LossyFiles()
         self.window = window
@@ -173,6 +179,17 @@ def test_sessions_that_are_cut_are_open_as_they_would_fire(monkeypatch: pytest.M
     assert sorted(spans) == [(18, 48, 5), (50, 62, 1)]
 
 
+def test_where_a_session_is_cut_hangs_on_the_part_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed(monkeypatch, mp.session(14, longest=30), log_records=7)
+    for epoch, times in enumerate([[0], [10], [20], [29, 31], [40], [50], [], []]):
+        fed.feed(epoch, times)
+    assert fed.records < 8, "some are let go"
+    open_now = fed.operator.now().to_pylist()
+    assert [(row["window_start"], row["window_end"]) for row in open_now] == [(31, 61)]
+    fed.open()
+    assert fed.operator.now().to_pylist() == open_now
+
+
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_finish_gives_the_same_until_something_comes(
     monkeypatch: pytest.MonkeyPatch, reopened: bool
@@ -236,3 +253,139 @@ def test_what_is_open_and_what_was_fired_goes_on(monkeypatch: pytest.MonkeyPatch
 def test_a_promise_that_is_broken_on_purpose_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*BROKEN[name])
     assert not all(goes_on(monkeypatch, *each) for each in HISTORIES)
+
+
+# Beside a pond that is never opened again
+
+STAYS = {"lateness": 15}
+UPDATED = {"emit": "update"}
+PACED = {"every": "4 seconds", "lateness": 15}
+SESSION = mp.session(6)
+KINDS: dict[str, tuple[Any, dict[str, Any], bool]] = {
+    "tumbling, late": (mp.tumbling(10), STAYS, True),
+    "sliding, late": (mp.sliding(20, 5), STAYS, True),
+    "session, late": (SESSION, STAYS, True),
+    "rows of a session, late": (SESSION, STAYS | {"aggregate": ROWS}, True),
+    "rows of a session that is cut, late": (
+        mp.session(6, ends_when=is_last),
+        STAYS | {"aggregate": ROWS},
+        True,
+    ),
+    "tumbling, updated": (mp.tumbling(10), UPDATED, True),
+    "sliding, at times": (mp.sliding(20, 5), PACED, True),
+    "rows, at times": (mp.tumbling(10), PACED | {"aggregate": ROWS}, True),
+    "counted, updated": (mp.counted(4), UPDATED, False),
+    "session": (SESSION, {}, True),
+    "session, updated": (SESSION, UPDATED, False),
+    "session of some length": (mp.session(9, longest=30), {}, False),
+    "join": (mp.tumbling(10), {}, True),
+    "sliding join": (mp.sliding(20, 5), {}, True),
+    "join between": ((-7, 4), {}, True),
+    "dedup": (9, {}, False),
+}
+
+
+IN_CI = (
+    "sliding, late",
+    "rows of a session, late",
+    "rows, at times",
+    "session of some length",
+    "sliding join",
+    "join between",
+)
+
+
+class Twin:
+    """An operator over a window, a join or a dedup, in a pond of its own. Opened again, it gives its last epoch again."""
+
+    def __init__(self, name: str, is_kept_up: bool) -> None:
+        self.name = name
+        self.is_kept_up = is_kept_up
+        self.files = LossyFiles()
+        self.last: tuple[int, list[pa.Table]] = 0, []
+        self.snapshots = 0
+        self.open()
+
+    def open(self) -> None:
+        self.pond = pond = LocalPond(self.files, containers=1, slices=2)
+        window, options, _ = KINDS[self.name]
+        self.now: Any = lambda: None
+        if self.name == "dedup":
+            self.feeds = [pond.dedup("w", key="k long", within=window).over(key="k", at="t", delay=8)]
+        elif "join" in self.name:
+            how = {"between": window} if isinstance(window, tuple) else {"window": window}
+            join = pond.join("w", key="k long", left="a long", right="b long", **how)
+            self.feeds = [join.left(key="k", at="t", delay=8), join.right(key="k", at="t", delay=8)]
+        else:
+            options = {"aggregate": AGGREGATE, **options}
+            made = pond.window("w", key="k long", window=window, value="v long", **options)
+            self.feeds, self.now = [made.over(key="k", at="t", delay=8)], lambda: rows_of(made.now())
+
+    def run(self, epoch: int, rows: list[pa.Table]) -> list[list[str]]:
+        self.last = epoch, rows
+        answers = [rows_of(feed(own, epoch)) for feed, own in zip(self.feeds, rows, strict=True)]
+        if self.is_kept_up:
+            self.pond.maintain()
+            self.snapshots += any("/snapshots/" in path for path in self.files._names)
+        return answers
+
+    def again(self) -> list[list[str]]:
+        return [rows_of(feed(own, self.last[0])) for feed, own in zip(self.feeds, self.last[1], strict=True)]
+
+    @property
+    def records(self) -> int:
+        return self.pond.hosting.services[0].log.records
+
+    def paced_as(self, other: Twin) -> None:
+        """A driver that has just begun gives updates at once; these are those of one that has gone on."""
+        ahead = self.pond._client.runtime.now() - other.pond._client.runtime.now()
+        for feed, theirs in zip(self.feeds, other.feeds, strict=True):
+            feed._pace._last = theirs._pace._last + ahead
+
+
+def rows_of(table: pa.Table) -> list[str]:
+    return sorted(map(repr, table.to_pylist()))
+
+
+def drawn(rng: np.random.Generator, epoch: int, name: str) -> list[pa.Table]:
+    count = int(rng.integers(2, 9))
+    keys, times = rng.integers(0, 5, count), 4 * epoch + rng.integers(-8, 9, count)
+    if "join" not in name:
+        return [pa.table({"k": keys, "t": times, "v": rng.integers(0, 50, count)})]
+    half = count // 2
+    return [
+        pa.table({"k": keys[:half], "t": times[:half], "a": times[:half]}),
+        pa.table({"k": keys[half:], "t": times[half:], "b": times[half:]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        *(pytest.param(name, 0, marks=() if name in IN_CI else pytest.mark.long) for name in KINDS),
+        *(pytest.param(name, seed, marks=pytest.mark.long) for name in KINDS for seed in range(1, 6)),
+    ],
+)
+def test_what_rests_on_a_log_is_the_same_again(monkeypatch: pytest.MonkeyPatch, name: str, seed: int) -> None:
+    _, _, rests = KINDS[name]
+    bounds = millpond.testing.local.BOUNDS._replace(log_records=48 if "join" in name else 20)
+    monkeypatch.setattr(millpond.testing.local, "BOUNDS", bounds)
+    rng = np.random.default_rng(seed)
+    plain, kept_up = Twin(name, False), Twin(name, True)
+    for epoch in range(58):
+        rows = drawn(rng, epoch, name)
+        assert kept_up.run(epoch, rows) == plain.run(epoch, rows), epoch
+        assert kept_up.now() == plain.now()
+        for twin in (plain, kept_up):
+            twin.pond._client.runtime.sleep(1)
+        if epoch in (43, 50):
+            if epoch == 43:
+                assert (kept_up.snapshots == 0) == rests
+                assert kept_up.records < 2 * bounds.log_records
+            kept_up.pond.close()
+            kept_up.open()
+            assert kept_up.again() == plain.again(), epoch
+            kept_up.paced_as(plain)
+            assert kept_up.now() == plain.now()
+    for twin in (plain, kept_up):
+        twin.pond.close()

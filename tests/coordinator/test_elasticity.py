@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millpond.coordinator import placement
+from millpond.coordinator import elasticity, placement
 from millpond.coordinator.elasticity import (
     AT_ONCE_MAX,
     MEMORY_TRIES_MAX,
@@ -24,7 +24,7 @@ from millpond.coordinator.homes import Homes
 from millpond.coordinator.loads import Room
 from millpond.coordinator.migrations import Watch
 from millpond.coordinator.records import PondRecord
-from millpond.errors import BadOption, MillpondError, NoTaskSlots, OutOfMemory, Unavailable
+from millpond.errors import BadOption, MillpondError, NoRoom, NoTaskSlots, OutOfMemory, Unavailable
 from millpond.runtime import Serial
 from millpond.wire.base import SliceId
 
@@ -341,6 +341,22 @@ def test_what_is_over_is_remembered_within_bounds() -> None:
     assert ids[-1] == REMEMBERED + 20
 
 
+def test_whoever_asked_for_many_learns_of_each_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More moves than are remembered, at once, and more after them."""
+    monkeypatch.setattr(elasticity, "REMEMBERED", 8)
+    slices = 32
+    pond = Pond((0,) * slices, (0, 1))
+    pond.elasticity.rooms = lambda owner, target: Room({1: 0}, {SliceId(n): n % 2 for n in range(slices)})
+    asked = [pond.elasticity.move(numbers(number), to=1)[0].id for number in range(slices)]
+    told = {info.id: info.stage for info in pond.elasticity.moves(asked)}
+    assert [told.get(each) for each in asked] == ["moved", "failed"] * 16
+    for number in range(slices):
+        pond.elasticity.move(numbers(0), to=number % 2)
+    later = pond.elasticity.moves()
+    assert sum(info.stage == "failed" for info in later) == 16, "failures are not forgotten for others"
+    assert len(later) <= 16 + slices + 1
+
+
 def test_progress_goes_on_and_time_left_is_guessed() -> None:
     ticket = Ticket(1, numbers(0), 0, 1, "move")
     assert ticket.info(5.0).seconds == 0.0, "it has not begun"
@@ -421,19 +437,36 @@ def test_one_change_at_a_time() -> None:
     pond = Pond(later=True)
     scaling = pond.elasticity.scale(2)
     assert pond.elasticity.leaving == {2}
+    done = list[int]()
     with pytest.raises(Unavailable, match="to 2 containers") as raised:
-        pond.elasticity.scale(3)
+        pond.elasticity.scale(3, first=lambda: done.append(3))
     assert raised.value.hint
+    assert not done
     assert pond.elasticity.scaling is scaling
 
 
-def test_who_finds_no_room_is_told_at_once() -> None:
-    pond = Pond()
+def test_who_finds_no_room_is_told_at_once_and_nothing_has_changed() -> None:
+    pond, done = Pond(), list[int]()
     pond.room = 3
     with pytest.raises(NoTaskSlots):
-        pond.elasticity.scale(4)
+        pond.elasticity.scale(4, first=lambda: done.append(4))
     assert pond.elasticity.scaling is None
+    assert not done
     assert scaled(pond, 2).error is None
+
+
+def test_what_comes_first_is_done_before_and_where_it_fails_nothing_else_is() -> None:
+    pond, ids = Pond(), list[list[int]]()
+
+    def fail() -> None:
+        raise AWAY
+
+    with pytest.raises(Unavailable):
+        pond.elasticity.scale(2, first=fail)
+    assert pond.elasticity.is_idle
+    assert pond.ids == [0, 1, 2]
+    assert pond.elasticity.scale(2, first=lambda: ids.append(list(pond.ids))).error is None
+    assert (ids, pond.ids) == ([[0, 1, 2]], [0, 1])
 
 
 def test_a_change_that_fails_says_why_and_the_next_may_begin() -> None:
@@ -576,6 +609,29 @@ def test_room_that_others_are_about_to_take_is_waited_for() -> None:
     (second,) = pond.elasticity.move(numbers(1), to=1)
     assert tries
     assert pond.stages(first, second) == ["moved", "moved"]
+
+
+def test_what_is_on_its_way_to_a_host_takes_room_from_all_of_its_containers() -> None:
+    pond = Pond((0,) * 6, (0, 1, 2, 3))
+    hosts = {0: "a", 1: "b", 2: "b", 3: "c"}
+    sizes = {SliceId(n): 60 for n in range(6)}
+    pond.elasticity.rooms = lambda owner, target: Room({target: 500}, sizes, {}, hosts, {"b": 100})
+    tries: list[int] = []
+
+    def hinder(stage: str) -> None:
+        if stage == "switching" and not tries:
+            tries.append(1)
+            with pytest.raises(Unavailable, match=r"the machine of container 2 has 100 left, of which 60"):
+                pond.elasticity._take_room(Ticket(9, numbers(1), 0, 2, "move"), 0, numbers(1))
+            pond.elasticity._take_room(Ticket(9, numbers(1), 0, 3, "move"), 0, numbers(1))
+
+    pond.hindrance = hinder
+    (first,) = pond.elasticity.move(numbers(0), to=1)
+    (large,) = pond.elasticity.move(numbers(1, 2), to=2)
+    assert tries
+    assert pond.stages(first, large) == ["moved", "failed"]
+    assert isinstance(large.error, NoRoom)
+    assert "the machine of container 2 has 100 left" in large.error.message
 
 
 @pytest.mark.parametrize("wish", ["move", "cancel", "scale"])

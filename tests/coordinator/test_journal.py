@@ -67,3 +67,19 @@ def test_entries_of_one_alone_replace_each_other(files: LossyFiles) -> None:
         assert opened(files).load() == record(number)
     assert len(files.list(f"{ROOT}/journal")) == 1
     assert journal.entries_written == 3
+
+
+@pytest.mark.parametrize("entries", [0, 1, 3])
+def test_who_decides_nothing_hears_of_another_one_by_looking(files: LossyFiles, entries: int) -> None:
+    first = opened(files)
+    first.write(record(0))
+    for number in range(entries):
+        first.write(record(number))
+        first.look()
+    opened(files).write(record(10))
+    for _ in range(2):
+        with pytest.raises(PondInUse):
+            first.look()
+    assert first.is_taken
+    with pytest.raises(PondInUse):
+        first.write(record(99))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from millpond.coordinator.loads import MEAN_S, Loads, Plan, Room, load_moves
+from millpond.coordinator.loads import MEAN_S, Loads, Plan, Room, left_in, left_on_hosts, load_moves
 from millpond.wire.base import SliceId
 from millpond.wire.figures import Column
 
@@ -100,6 +100,30 @@ def test_who_holds_a_backup_needs_no_room_for_it() -> None:
     assert not room.fits(1, numbers(0))
     assert room.fits(1, numbers(1))
     assert room.fits(2, numbers(0)), "of which nothing is known"
+
+
+def test_containers_of_one_host_share_what_is_left_there() -> None:
+    hosts = {0: "a", 1: "a", 2: "b"}
+    limits = {"memory_max_bytes": 100.0, "memory_share_bytes": 100.0}
+    figures = {container: {"rss_bytes": 40.0, **limits} for container in hosts}
+    assert {left_in(own) for own in figures.values()} == {60}
+    assert left_on_hosts(figures, hosts) == {"a": 20, "b": 60}
+    for silent in ({}, {**figures[1], "memory_max_bytes": 0.0}, {**figures[1], "memory_share_bytes": 0.0}):
+        assert left_on_hosts({0: figures[0], 1: silent, 2: figures[2]}, hosts) == {"b": 60}, (
+            "one does not tell"
+        )
+    figures[1]["memory_max_bytes"] = 130.0
+    assert left_on_hosts(figures, hosts)["a"] == 50, "whoever gave one more means it"
+
+    sizes = dict.fromkeys(numbers(*range(6)), 15)
+    room = Room(dict.fromkeys(hosts, 60), sizes, {SliceId(5): [1]}, hosts, {"a": 20, "b": 60})
+    assert room.fits(0, numbers(0))
+    assert not room.fits(0, numbers(0, 1))
+    room.take(0, numbers(0))
+    assert room.left_on == {"a": 5, "b": 60}
+    assert not room.fits(1, numbers(1))
+    assert room.fits(1, numbers(5)), "it holds it already"
+    assert room.fits(2, numbers(0, 1, 2, 3))
 
 
 def test_what_has_no_room_stays_and_a_smaller_one_goes() -> None:

@@ -10,12 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import millpond as mp
+from millpond.coordinator.journal import Journal
 from millpond.coordinator.service import CoordinatorService
-from millpond.errors import WorkersUnfit
+from millpond.durable.files import OsFiles
+from millpond.errors import PondInUse, WorkersUnfit
 from millpond.pond.workers import check_workers
+from patience import wait_until
 
 OTHER = "/nowhere/bin/python3"
 
@@ -132,3 +136,25 @@ def test_upkeep_goes_on_whatever_went_wrong_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(CoordinatorService, "maintain", fail)
     with mp.open(tmp_path / "pond"):
         assert twice.wait(20)
+
+
+def test_a_pond_whose_root_is_anothers_ends_its_containers_and_leaves_all_files(tmp_path: Path) -> None:
+    """As where a file system's locks do not work: the journal tells who has it."""
+    root = tmp_path / "pond"
+    with mp.open(root, threads=1, slices=1) as pond:
+        state = pond.state("s", key="long", value="long")
+        state.update(key="k", at="t", value="v", name="feed")(pa.table({"k": [1], "t": [1], "v": [1]}), 0)
+        (container,) = pond.containers()
+        journal = Journal(OsFiles(), str(root))
+        record = journal.load()
+        assert record is not None
+        journal.write(record)
+        wait_until(lambda: not Path(f"/proc/{container.pid}").exists(), 30)
+        with pytest.raises(PondInUse, match="another coordinator"):
+            state.snapshot()
+        before = {path for path in root.rglob("*") if not path.is_socket()}
+    assert {root / "tasks.json", root / "sockets"} < before
+    assert all(path.exists() for path in before), "they are the other one's by now"
+    with mp.open(root, threads=1) as pond:
+        pond.state("s").finish("feed")
+        assert pond.state("s").snapshot()["value"].to_pylist() == [1]

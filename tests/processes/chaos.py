@@ -169,6 +169,8 @@ KINDS = (
     "cancel moves",
     "scale up",
     "scale down",
+    "rebalance",
+    "autoscale",
     "lose a disk",
     "disk full",
     "cut connections",
@@ -336,6 +338,29 @@ class Faults:
 
     def _scale_down(self) -> str:
         return self._scale(-1)
+
+    def _rebalance(self) -> str:
+        """One container has the slices of another, too, and gives some away again."""
+        self._be_at_least(2)
+        _, source, target = self._any_move()
+        self.pond.move([n for n, owner in self.pond.placement().items() if owner == source.id], target.id)
+        moves = self.pond.rebalance("bytes")
+        assert moves
+        assert [move.stage for move in moves] == ["moved"] * len(moves), moves
+        return f"{sum(len(move.slices) for move in moves)} slices from {sorted({m.source for m in moves})}"
+
+    def _autoscale(self) -> str:
+        now = len(self.pond.containers())
+        wanted = now + 1 if now < CONTAINERS_MAX else now - 1
+        self.pond.autoscale((wanted, wanted), hold="1 second")
+        await_true(
+            lambda: len(set(self.pond.placement().values())) == len(self.pond.containers()) == wanted,
+            QUIET_S_MAX,
+            lambda: f"{len(self.pond.containers())} containers, not {wanted}, moves {self.pond.moves()[-4:]}",
+            self.load.check,
+        )
+        self.pond.autoscale(None)
+        return f"{now} to {wanted}"
 
     def _scale(self, by: int) -> str:
         now = len(self.pond.containers())

@@ -200,8 +200,10 @@ def test_a_container_gets_no_more_than_it_has_memory_for(
     sizes = {number: int(own["bytes"]) for number, own in pond.metrics()["slices"].items()}
     assert sizes[0] > 1000
     own = pond.metrics()["containers"][1]
-    assert own["memory_max_bytes"] > own["rss_bytes"] > 0, "what it has left is known"
-    monkeypatch.setattr(balancing, "_left", lambda metrics: 1000)
+    assert own["memory_max_bytes"] >= own["memory_share_bytes"] > own["rss_bytes"] > 0, (
+        "what it has left is known"
+    )
+    monkeypatch.setattr(balancing, "left_in", lambda figures: 1000)
     before = pond.placement()
     with caplog.at_level(logging.WARNING, "millpond"):
         assert pond.rebalance("rows") == []
@@ -216,7 +218,12 @@ def test_a_container_gets_no_more_than_it_has_memory_for(
     # What a change of their number came to is nothing to other moves.
     pond.move(7, to=0)
     pond.move(7, to=1)
-    monkeypatch.setattr(balancing, "_left", lambda metrics: max(sizes.values()))
+    monkeypatch.setattr(balancing, "left_in", lambda figures: max(sizes.values()))
+    with monkeypatch.context() as patch:
+        patch.setattr(balancing, "left_on_hosts", lambda figures, hosts: {hosts[1]: len(figures)})
+        assert pond.rebalance("rows") == []
+        with pytest.raises(Unavailable, match="the machine of container 1 has 2 left"):
+            pond.move(0, to=1)
     assert [move.slices for move in pond.rebalance("rows")] == [[0]]
 
 
@@ -260,11 +267,11 @@ def test_the_number_of_containers_follows_the_load(tmp_path: Path, monkeypatch: 
         pond.autoscale(None)
         load = Load(feed)
         load.start()
-        time.sleep(2.5)
+        time.sleep(1.5)  # longer than `hold`
         assert len(pond.containers()) == 1, "it is off"
         pond.autoscale((1, 2), busy=(0.06, 0.1), hold=1.0)
         await_true(lambda: watch() == 2, 30, lambda: f"{counts}")
-        until_s = time.monotonic() + 3.0
+        until_s = time.monotonic() + 2.0
         while time.monotonic() < until_s:
             watch()
             time.sleep(0.05)
@@ -274,7 +281,7 @@ def test_the_number_of_containers_follows_the_load(tmp_path: Path, monkeypatch: 
         quiet_s = time.monotonic()
         await_true(lambda: watch() == 1, 30, lambda: f"{counts}")
         assert time.monotonic() - quiet_s > 2.0, "after a while"
-        until_s = time.monotonic() + 2.0
+        until_s = time.monotonic() + 1.5
         while time.monotonic() < until_s:
             watch()
             time.sleep(0.05)
@@ -287,7 +294,7 @@ def test_the_number_of_containers_follows_the_load(tmp_path: Path, monkeypatch: 
     await_none_at(tmp_path / "pond")
     with mp.open(tmp_path / "pond", containers=2, threads=1) as pond:
         assert len(pond.states()["s"].snapshot()) == rows
-        time.sleep(1.0)
+        time.sleep(0.5)
         assert len(pond.containers()) == 2, "limits are not remembered"
 
 

@@ -182,6 +182,7 @@ def test_threads_change_and_nothing_moves(scene: Scene) -> None:
     pids = {each.pid for each in scene.pond.containers()}
     for threads in (2, 1):
         scene.pond.scale(threads=threads)
+        assert [own["threads"] for own in scene.pond.metrics()["containers"].values()] == [threads] * 2
     scene.go_on()
     assert (scene.pond.placement(), len(scene.pond.moves())) == (placement, moves)
     assert {each.pid for each in scene.pond.containers()} == pids

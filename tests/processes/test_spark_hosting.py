@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +57,9 @@ line.recv(1)
 WORKER = """
 import json, pickle, sys
 from millpond.coordinator import spark_task
+from millpond.wire import home
 spark_task.DIAL_S = spark_task.STOP_TIMEOUT_S = 1.0
+home.LEASE_S = 1.0
 if sys.argv[1:]:
     spark_task.command_of = lambda module: [sys.executable, "-S", "-c", sys.argv[1]]
 print(json.dumps(pickle.loads(sys.stdin.buffer.read())(0)))
@@ -275,7 +279,7 @@ def test_a_machine_that_does_not_see_the_root_is_named(
     monkeypatch.setattr(
         workers,
         "attempt",
-        lambda task: seen(ContainerTask(task.host, task.port, task.certificate, elsewhere)),
+        lambda task: seen(replace(task, grant_path=elsewhere)),
     )
     with pytest.raises(RootUnseen) as raised:
         hosting.start(0, Term(1))
@@ -285,10 +289,21 @@ def test_a_machine_that_does_not_see_the_root_is_named(
     assert raised.value.hint
 
 
+@pytest.mark.parametrize("sees", ["another system", "another directory", "none"])
 def test_a_container_on_another_machine_is_reached_by_tls(
-    hosting: SparkHosting, monkeypatch: pytest.MonkeyPatch
+    hosting: SparkHosting,
+    workers: Workers,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    sees: str,
 ) -> None:
-    monkeypatch.setattr(spark_hosting, "machine", lambda: "another one")
+    """As in a pod on the driver's own node: what lies at the path of the pond's sockets is another directory, or nothing."""
+    attempt = workers.attempt
+    if sees == "another system":
+        monkeypatch.setattr(spark_hosting, "machine", lambda sockets: f"another one, with {sockets}")
+    else:
+        there = tmp_path_factory.mktemp("there") / ("" if sees == "another directory" else "nothing")
+        monkeypatch.setattr(workers, "attempt", lambda task: attempt(replace(task, sockets=str(there))))
     host = hosting.start(0, Term(7))
     assert host.host == socket.gethostname()
     assert re.fullmatch(rf"tls:{re.escape(host.host)}:\d+/container-0-t7-[0-9a-f]+", host.address)
@@ -379,7 +394,7 @@ def test_a_task_speaks_with_its_own_driver_only(hosting: SparkHosting) -> None:
 def test_who_falls_silent_is_taken_for_gone_once_its_lease_is_over(
     root: Path, workers: Workers, exits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "_LEASE_TICKS", 4)
+    monkeypatch.setattr(home, "LEASE_S", 2.0)
     monkeypatch.setattr(spark_hosting, "LEASE_S", 1.0)
     sockets = SocketDirectory.under(str(root))
     hosting = SparkHosting(workers, str(root), sockets.path, 1, exits.append, keys_of(root))
@@ -415,16 +430,55 @@ def test_a_process_that_is_at_work_is_told_from_one_that_is_stopped(
     wait_until(lambda: not hosting.is_busy(0), 5)
 
 
-def test_a_driver_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+def test_a_driver_that_is_stopped_loses_nothing_and_one_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """Run as a script, this file is the driver."""
     with subprocess.Popen(
         [sys.executable, __file__, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as driver:
-        assert driver.stdout is not None
-        pids = [int(pid) for pid in driver.stdout.readline().split()]
-        assert len(pids) == 2
-        driver.kill()
+        try:
+            assert driver.stdout is not None
+            pids = [int(pid) for pid in driver.stdout.readline().split()]
+            assert len(pids) == 2
+            os.kill(driver.pid, signal.SIGSTOP)
+            time.sleep(2.5)  # longer than the line of a machine that is gone
+            os.kill(driver.pid, signal.SIGCONT)
+            time.sleep(0.5)
+            assert not any(map(is_gone, pids)), "its containers wait for it"
+        finally:
+            driver.kill()
     wait_until(lambda: all(map(is_gone, pids)), 5)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_task_waits_for_a_driver_that_says_nothing_and_not_for_one_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """Of one that is there, the system acknowledges what is sent: of a machine that is gone, nobody does."""
+    for name, seconds in (("TICK_S", 0.01), ("LEASE_S", 0.1), ("STOPPED_S", 0.3)):
+        monkeypatch.setattr(home, name, seconds)
+
+    async def driver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_there:
+            await reader.read(-1)  # until the task hangs up
+        writer.close()
+
+    async def waited() -> tuple[int, bool, float]:
+        async with await asyncio.start_server(driver, "127.0.0.1", 0) as server:
+            streams = await asyncio.open_connection(*server.sockets[0].getsockname())
+            line = home.Line.patient(*streams)
+            option = (
+                streams[1].get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            )
+            started = time.monotonic()
+            async for _ in line.messages():
+                pass
+            line.abort()
+            return option, line.fell_silent, time.monotonic() - started
+
+    acknowledged_ms, fell_silent, seconds = asyncio.run(waited())
+    assert acknowledged_ms == 100
+    assert fell_silent is is_there
+    assert seconds >= 0.3 or not is_there
 
 
 def test_containers_are_spread_over_hosts_then_executors() -> None:

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from test_program_plain import Recommender, entries
 
 import millpond as mp
+from millpond.durable.crashpoints import ENVIRONMENT
 from millpond.errors import Unavailable
 from millpond.programs.plain import state_of
 
-KILLS = 4
+KILLS = 2
+BETWEEN_ROUNDS = "round.gather.after"
+"""Each container dies there once, too, after the first round of the first call: to write has two at least."""
 SLICES = 8
 WRITERS = 3
 CALLS_MIN = 5
@@ -115,13 +119,18 @@ class Everybody:
                 self.killed.append(victim)
 
 
-def test_containers_killed_while_all_call_at_once(tmp_path: Path) -> None:
+def test_containers_killed_while_all_call_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, BETWEEN_ROUNDS)
     with mp.open(tmp_path / "pond", containers=2, slices=SLICES, threads=1) as pond:
+        monkeypatch.delenv(ENVIRONMENT)
         all_calls = Everybody(pond)
         all_calls.run()
         assert not all_calls.errors, all_calls.errors
         assert len(all_calls.killed) == KILLS, "the planned kills should have come"
         assert min(all_calls.epochs, *all_calls.written) >= CALLS_MIN
+        for container in range(2):
+            words = (tmp_path / "pond" / f"container-{container}.log").read_text()
+            assert f"killed at crash point {BETWEEN_ROUNDS}" in words, "between two rounds"
         plain = mp.plain(Recommender, slices=SLICES)
         for epoch in range(all_calls.epochs):
             for call in rows(epoch):

@@ -11,10 +11,13 @@ from test_program_plain import Recommender, draw_recommender, entries, in_pond, 
 
 import millpond as mp
 from millpond.container.core import Core
+from millpond.coordinator.loads import Loads, load_moves
 from millpond.errors import SchemaMismatch, UnknownResident
 from millpond.programs.plain import state_of
+from millpond.programs.slicing import lane_of
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
+from millpond.wire.base import SliceId
 
 SLICES = 8
 
@@ -53,6 +56,44 @@ def test_slices_and_lanes_move_while_epochs_come() -> None:
             counts[method] = epoch + 1
             assert in_pond(program, method, calls, epoch) == [outcome(plain, method, call) for call in calls]
         assert entries(program) == state_of(plain)
+        pond.validate()
+
+
+@mp.program(lanes=4)
+class Busy:
+    sums: mp.Partial[mp.Vector]
+
+    def work(self, key: int, times: int):
+        for _ in range(times):
+            self.sums[key] += 1.0
+
+
+def test_a_hot_lane_is_seen_and_moved() -> None:
+    """Lanes 0 and 1 are in slices 0 and 2 of eight, which one container has: what is done there is told of these slices."""
+    keys = {lane_of(key, SLICES, 4): key for key in range(50)}
+    plain = mp.plain(Busy, slices=SLICES)
+    with LocalPond(LossyFiles(1), containers=2, slices=SLICES) as pond:
+        busy = pond.program("busy", Busy)
+        loads = Loads()
+        for epoch in range(3):
+            calls = [{"key": keys[lane], "times": 5_000 if lane < 2 else 1} for lane in range(4)]
+            in_pond(busy, "work", calls, epoch)
+            for call in calls:
+                plain.work(**call)
+            figures = pond.coordinator.figures.gather()
+            loads.looks(10.0 * epoch, figures.slices.columns(), figures.containers)
+        rates = loads.rates("cpu_us")
+        assert set(sorted(rates, key=lambda number: rates[number])[-2:]) == {0, 2}
+        owners = list(pond.placement().values())
+        assert owners[0] == owners[2] == 0
+        plan = load_moves(rates, owners, [0, 1])
+        assert {*plan.moves} & {0, 2}
+        assert set(plan.moves.values()) == {1}, "one of the two goes to the other container"
+        pond.coordinator.place([plan.moves.get(SliceId(n), owner) for n, owner in enumerate(owners)])
+        in_pond(busy, "work", calls, 3)
+        for call in calls:
+            plain.work(**call)
+        assert entries(busy) == state_of(plain)
         pond.validate()
 
 

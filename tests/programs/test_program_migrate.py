@@ -333,3 +333,46 @@ def test_which_code_ran_an_epoch() -> None:
         assert moved.version == shop.version
         assert shop.versions("feed") == {0: shop.version, 1: other.version}
         assert shop.versions("feed", "local") == shop.versions("feed")
+
+
+@mp.program
+class ByRow:
+    m: mp.Partitioned[mp.Matrix]
+
+    def put(self, r: int, c: int, x: float):
+        self.m[r, c] = x
+
+    def row(self, r: int) -> float:
+        return self.m[r].total()
+
+
+@mp.program
+class ByColumn:
+    m: mp.Partitioned[mp.Matrix]
+
+    def put(self, r: int, c: int, x: float):
+        self.m[r, c] = x
+
+    def column(self, c: int) -> float:
+        return self.m[:, c].total()
+
+
+def test_a_matrix_by_row_becomes_one_by_column_and_back() -> None:
+    with LocalPond(LossyFiles(1), containers=2, slices=SLICES) as pond:
+        rows = pond.program("m", ByRow)
+        held = {(r, c): float(10 * r + c) for r in range(4) for c in range(r, 4)}
+        for (r, c), x in held.items():
+            rows.put(r=r, c=c, x=x)
+        with pytest.raises(SchemaMismatch, match="column to double"):
+            pond.program("m", ByColumn)
+        columns = pond.program("m", ByColumn, migrate=True)
+        assert columns.entries("m") == held
+        assert [columns.column(c=c) for c in range(4)] == [
+            sum(x for (_, column), x in held.items() if column == c) for c in range(4)
+        ]
+        columns.put(r=9, c=1, x=2.0)
+        changes = {"m": lambda place, x: ((place[0], place[1] + 1), x)}
+        rows = pond.program("m", ByRow, migrate=changes)
+        assert rows.entries("m") == {(r, c + 1): x for (r, c), x in {**held, (9, 1): 2.0}.items()}
+        assert rows.row(r=9) == 2.0
+        pond.validate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from both_ways import define
@@ -65,13 +66,22 @@ def test_cycles_are_told() -> None:
 
 
 def test_as_a_picture() -> None:
-    picture = mp.explain(define(RECOMMENDER)).svg()
+    explained = mp.explain(define(RECOMMENDER))
+    picture = explained.svg()
+    assert explained._repr_svg_() == picture, "what notebooks ask for"
     tree = ET.fromstring(picture)
     boxes = [e for e in tree.iter() if e.tag.endswith("rect")]
     assert len(boxes) == 2 + 2 + 3
     edges = [e for e in tree.iter() if e.get("class") == "edge"]
     assert len(edges) == 1 + 2
     assert "all-to-one" in picture
+
+
+def test_the_picture_in_the_docs_is_that_of_their_first_class() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    first = (docs / "programs.md").read_text().split("```python\n")[1].split("```")[0]
+    picture = mp.explain(define(first + "\n\nP = Recommender\n")).svg()
+    assert (docs / "plots" / "recommender.svg").read_text() == picture + "\n", f"keep it as {picture}"
 
 
 def test_only_programs_are_explained() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pyarrow as pa
 import pytest
 from both_ways import both, define, graph
@@ -11,7 +13,8 @@ from program_graphs import method, task
 import millpond as mp
 from millpond.errors import BadProgram, ProgramFailed, Rejected
 from millpond.programs.graph import Field, Graph
-from millpond.programs.local import LocalRun
+from millpond.programs.local import Call, LocalRun
+from millpond.programs.plain import state_of
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 
@@ -200,3 +203,60 @@ def test_the_first_key_is_the_same_both_ways(kind: str) -> None:
         Optional=Optional,
     )
     both(cls, [("go", {"x": 1.0, "k": str(n) if kind == "str" else n, "j": 2}) for n in range(9)])
+
+
+BY_COLUMN = """
+@mp.program(lanes=2)
+class P:
+    m: mp.Partitioned[mp.Matrix]
+    w: mp.Partial[mp.Vector]
+
+    def put(self, r: int, c: int, x: float) -> float:
+        self.m[r, c] = x
+        self.w[r] += x
+        return self.m[r, c]
+
+    def sum_up(self, c: int) -> float:
+        return self.m[:, c].total()
+
+    def scale(self, c: int, by: float) -> "array<long>":
+        column = self.m[:, c]
+        for r in column.keys():
+            column[r] = column[r] * by
+        return column.keys()
+
+    def move(self, c: int, to: int) -> bool:
+        values = self.m.column(c)
+        del self.m[:, c]
+        self.m[:, to] = values
+        return (1, to) in self.m
+
+    def drop(self, r: int, c: int):
+        del self.m[r, c]
+        self.m[r + 1, c] += 0.5
+"""
+
+
+def test_a_matrix_whose_columns_are_accessed_is_by_column() -> None:
+    cls = define(BY_COLUMN)
+    assert "m: partitioned matrix, by column" in mp.explain(cls)
+    assert "TE 1, line 8: writes m[c]" in mp.explain(cls)
+    chance = random.Random(4)
+    calls: list[Call] = []
+    for _ in range(60):
+        c = chance.randrange(4)
+        calls += [("put", {"r": chance.randrange(5), "c": c, "x": float(chance.randrange(9))})] * 2
+        calls.append(
+            chance.choice(
+                [
+                    ("sum_up", {"c": c}),
+                    ("scale", {"c": c, "by": 2.0}),
+                    ("move", {"c": c, "to": chance.randrange(4)}),
+                    ("drop", {"r": chance.randrange(5), "c": c}),
+                ]
+            )
+        )
+    both(cls, calls, epochs=1)
+    plain = mp.plain(cls)
+    plain.put(r=7, c=2, x=1.5)
+    assert state_of(plain)["m"] == {(7, 2): 1.5}, "the row first, as users name places"

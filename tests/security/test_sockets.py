@@ -17,9 +17,11 @@ import pytest
 from strangers import STRANGER, needs_stranger, street
 
 import millpond as mp
+from millpond.client import link
+from millpond.client.link import Link
 from millpond.errors import Unauthorised, Unavailable
 from millpond.wire.flight import FlightConnection
-from millpond.wire.sockets import SocketDirectory
+from millpond.wire.sockets import SocketDirectory, machine
 
 ROWS = pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]})
 
@@ -186,3 +188,34 @@ def test_a_root_that_holds_no_sockets(tmp_path: Path, monkeypatch: pytest.Monkey
         with mp.connect(pond.address, (tmp_path / "pond" / "token").read_text()) as joined:
             assert joined.states() == {}
     assert not directory.exists()
+
+
+def test_a_machine_is_known_by_what_it_sees_of_the_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pods on one node do not: their system is the same, and at one path each has another directory."""
+    mine, others = tmp_path / "mine", tmp_path / "others"
+    mine.mkdir()
+    others.mkdir()
+    (tmp_path / "link").symlink_to(mine)
+    assert machine(str(mine)) == machine(str(tmp_path / "link"))
+    assert machine(str(mine)) != machine(str(others))
+    assert machine(str(tmp_path / "nothing")) == ""
+
+    class Dialled(Exception):
+        """To no address that counts."""
+
+    def dialled(address: str, credentials: object) -> None:
+        raise Dialled(address)
+
+    monkeypatch.setattr(link, "dialer_to", dialled)
+    monkeypatch.setattr(link, "FileCredentials", str)
+    elsewhere = "tls:there:1/pond"
+    for machine_of, expected in (
+        (mine, f"unix:{mine}/pond"),
+        (others, elsewhere),
+        (tmp_path / "no", elsewhere),
+    ):
+        known = Link(f"unix:{mine}/pond", str(tmp_path / "token"), elsewhere, machine(str(machine_of)))
+        with pytest.raises(Dialled, match=expected):
+            known.connect()

@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -28,15 +29,17 @@ from millpond.errors import BadOption, NotThePond, Unauthorised, Unavailable
 from millpond.monitor.joining import way_to
 from millpond.wire import credentials, gate, handshake, tls
 from millpond.wire.authority import Authority, Bundle, server_name
-from millpond.wire.base import Term
+from millpond.wire.base import SliceId, Term
 from millpond.wire.channel import Channel
+from millpond.wire.connection import SlicedBatch
 from millpond.wire.credentials import Credentials, FileCredentials, write_pass
-from millpond.wire.epochs import Apply, Turn
+from millpond.wire.epochs import Apply, Stage, Turn
 from millpond.wire.flight import FlightDialer
 from millpond.wire.house import Locate, Ping
 from millpond.wire.passes import Certify, TaskPass
 from millpond.wire.roles import Role
 from millpond.wire.sockets import POND, SocketDirectory
+from millpond.wire.states import ReadSlices
 
 pytestmark = pytest.mark.usefixtures("started_as_ever")
 
@@ -274,6 +277,32 @@ def test_certificates_that_do_not_let_in(guarded: Guarded) -> None:
     with pytest.raises(Unavailable), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Locate, "seconds", 0.5)
         called(port.address, "container-3-t17", good)
+    assert settles(lambda: inner.heard.startswith(b"PRI * HTTP/2.0"))
+
+
+@pytest.mark.parametrize("way", ["call", "exchange", "read"])
+def test_a_server_that_says_nothing_is_given_up(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Every call has a deadline, whichever way it goes: here by TLS, as from another machine."""
+    authority, inner, port = guarded
+    messages: dict[str, tuple[Any, ...]] = {
+        "call": (Locate(),),
+        "exchange": (
+            Stage("s", "feed@local", Turn(0), 0, 0),
+            [SlicedBatch(ROWS.to_batches()[0], np.array([2]))],
+        ),
+        "read": (ReadSlices("s", 1, [SliceId(0)]),),
+    }
+    asked = messages[way]
+    monkeypatch.setattr(type(asked[0]), "seconds", 0.3)
+    host, number = address_in(port.address)
+    dial = FlightDialer(Credentials("x" * 43, bundle=authority.issue("client")))
+    with closing(dial(f"tls:{host}:{number}/container-3-t17")) as connection:
+        started = time.monotonic()
+        with pytest.raises(Unavailable):
+            getattr(connection, way)(*asked)
+        assert 0.2 < time.monotonic() - started < 20, "not at once, as one that is refused, and not for ever"
     assert settles(lambda: inner.heard.startswith(b"PRI * HTTP/2.0"))
 
 
@@ -688,9 +717,14 @@ def test_a_given_certificate(tmp_path: Path) -> None:
     assert not bundle.exists()
 
 
-def test_serve_prints_what_clients_need(tmp_path: Path) -> None:
+def test_serve_with_a_given_certificate_prints_what_clients_need(tmp_path: Path) -> None:
     root = tmp_path / "pond"
+    theirs = Authority().issue("coordinator", "ponds-example")
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+    certificate.write_text(theirs.certificate)
+    key.write_text(theirs.key)
     options = ["serve", "--root", str(root), "--host", "0.0.0.0", "--slices", "1", "--threads", "1"]
+    options += ["--certificate", str(certificate), "--key", str(key)]
     code = f"import sys; from millpond.cli import main; sys.argv = {['millpond', *options]!r}; main()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -703,6 +737,8 @@ def test_serve_prints_what_clients_need(tmp_path: Path) -> None:
             token = (root / "token").read_text()
             # By any address of the machine: it is not by its address that the pond is known.
             here = f"127.0.0.1:{address.rpartition(':')[2]}"
+            shown = ssl.get_server_certificate(address_in(here), timeout=10)
+            assert shown.split() == theirs.certificate.split()
             with mp.connect(here, token, certificate=root / "client.pem") as joined:
                 assert joined.states() == {}
         finally:

@@ -65,6 +65,7 @@ def test_a_pond_does_the_same_wherever_its_containers_run(
     check(hosted)
 
 
+@pytest.mark.long  # what `test_cluster.py` shows on a cluster, in a session that tests share
 def test_rows_of_spark_meet_containers_on_spark(spark: SparkSession, tmp_path: Path) -> None:
     with mp.open(tmp_path / "pond", spark=spark, hosting="spark") as pond:
         (container,) = pond.containers()

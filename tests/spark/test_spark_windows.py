@@ -1,4 +1,4 @@
-"""Windows on a stream that falls silent: the last of them fire once, by themselves, and rows that come later go on."""
+"""Windows on DataFrames. On a stream that falls silent the last of them fire once, by themselves, and rows that come later go on."""
 
 from __future__ import annotations
 
@@ -116,3 +116,26 @@ def test_the_last_sessions_fire_once_when_a_stream_falls_silent_and_later_rows_g
     finally:
         query.stop()
         pond.forget(window)
+
+
+def test_windows_of_frames_that_are_no_streams_and_their_updates(pond: mp.Pond, spark: SparkSession) -> None:
+    window = pond.window(
+        "static", key="k long", window=mp.session(10), aggregate={"rows": mp.count()}, emit="update"
+    )
+    operator = window.over(key="k", at="t", delay=30)
+
+    def updates(rows: list[tuple[int, int]], epoch: int) -> list[tuple[Any, ...]]:
+        frame = spark.createDataFrame(rows, "k long, t long").repartition(2)
+        columns = ("window_start", "window_end", "k", "rows", "retracted")
+        return sorted(
+            (tuple(row) for row in operator(frame, epoch).select(*columns).collect()), key=lambda row: row[:3]
+        )
+
+    both = [(1, 15, 1, 2, False), (3, 13, 2, 1, False), (20, 30, 1, 1, False)]
+    assert updates([(1, 1), (1, 5), (2, 3), (1, 20)], 0) == both
+    # What comes now belongs to both sessions of 1: the second is taken back.
+    merged = [(1, 30, 1, 4, False), (20, 30, 1, None, True)]
+    assert updates([(1, 12)], 1) == merged
+    assert updates([(1, 12)], 1) == merged, "the same again"
+    assert sorted(row["window_start"] for row in window.now().to_pylist()) == [1, 3]
+    pond.forget(window)

@@ -165,6 +165,16 @@ def test_any_sequence_gives_what_the_oracle_gives(make: Make, name: str, seed: i
     compare_with_oracle(make(SCHEMAS[name]), name, seed)
 
 
+def test_rocks_gives_what_the_oracle_gives(tmp_path: Path) -> None:
+    """The one of its tests that is not long."""
+    pytest.importorskip("rocksdict")
+    store = RocksRows(SCHEMAS["longs"], tmp_path / "rocks")
+    try:
+        compare_with_oracle(store, "longs", 0)
+    finally:
+        store.close()
+
+
 def unaligned_in_memory(schema: pa.Schema) -> UnalignedRows:
     return UnalignedRows(schema, LossyFiles(), "/scratch")
 

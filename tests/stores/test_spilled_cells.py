@@ -5,17 +5,20 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import millpond as mp
 from millpond.code.windows import Aggregate, WindowCode
 from millpond.durable.files import AnyBuffer, OsFiles
-from millpond.errors import CorruptFile
+from millpond.errors import CorruptFile, RuleFailed
 from millpond.private import AnyPath
 from millpond.stores.keys import Keys
 from millpond.stores.windows.cellruns import CellRuns
+from millpond.stores.windows.celltable import CellTable
 from millpond.stores.windows.panes import PaneStore
 from millpond.stores.windows.sessions import SessionCells
 from millpond.stores.windows.shape import WindowShape
@@ -116,6 +119,37 @@ def test_spilled_at_any_time_it_answers_as_in_memory(window: WindowCode, tmp_pat
     assert not list((tmp_path / "scratch").rglob("*.run"))
 
 
+def merged_per_window(slides: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Cells that are taken in for each window of so many slides, beside those of its rows, for each of its keys."""
+    shape = shape_of(WindowCode("sliding", size=10 * slides, slide=10))
+    store = PaneStore(shape)
+    taken = 0
+    take_in = CellTable.take_in
+
+    def counted(self: CellTable, keys: Keys, cells: Any) -> None:
+        nonlocal taken
+        taken += len(keys)
+        take_in(self, keys, cells)
+
+    monkeypatch.setattr(CellTable, "take_in", counted)
+    fired, panes, keys = 0, 4 * slides, 5
+    for pane in range(panes):
+        store.insert(portion(shape, range(keys), [10 * pane] * keys))
+        for each in store.fire(10 * pane + 10, closes=False):
+            begin = max(int(each.starts[0]), 0)
+            assert set(each.columns["n"].to_pylist()) == {(10 * pane + 10 - begin) // 10}
+            fired += 1
+    assert fired == panes
+    return (taken - panes * keys) / (fired * keys)
+
+
+def test_a_window_costs_the_same_however_many_slides_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {slides: merged_per_window(slides, monkeypatch) for slides in (2, 8, 9, 20, 60)}
+    assert costs[2] <= 2
+    assert costs[8] <= 8
+    assert max(costs[slides] for slides in (9, 20, 60)) <= 5, costs
+
+
 def test_a_session_on_disk_holds_back_one_in_memory_that_it_reaches_over(tmp_path: Path) -> None:
     shape = shape_of(SESSION)
     store = SessionCells(shape, 1, CellRuns(OsFiles(), tmp_path / "runs"))
@@ -146,6 +180,43 @@ def test_runs_of_a_pane_that_hold_the_same_keys_are_merged(tmp_path: Path) -> No
     assert len(fired) > 1, "it comes in parts"
     assert sum(map(len, fired)) == 20_000
     assert all((each.columns["n"].to_numpy() == 12).all() for each in fired)
+    assert runs.disk_bytes == 0
+
+
+def _added(kept, v):  # type: ignore[no-untyped-def]
+    return kept + v
+
+
+def _refused(kept, other):  # type: ignore[no-untyped-def]
+    return kept + other if kept < 5 or other < 5 else kept[0]
+
+
+@pytest.mark.parametrize("merge", [_added, _refused], ids=["works", "fails"])
+def test_runs_are_merged_by_functions_of_the_users_where_these_may_fail(merge: Any, tmp_path: Path) -> None:
+    aggregates = {"sum": mp.fold(0, _added, merge, "v")}
+    shape = WindowShape("k long", "v long", TUMBLING, aggregates)
+    runs = CellRuns(OsFiles(), tmp_path / "runs")
+    store = WindowStore(shape, lambda *_: None)  # type: ignore[arg-type,return-value]
+    store.windows = PaneStore(shape, runs)
+    for _epoch in range(12):
+        trial = store.trial(portion(shape, range(500), [5] * 500), 0, closes=False, time_kind="long")
+        assert not len(trial)
+        store.tidy_folds()
+        merged = runs.figures["compactions"]
+        store.run(portion(shape, range(500), [5] * 500), 0, closes=False, time_kind="long")
+        store.spillable.spill(1 << 30)
+        assert runs.figures["compactions"] == merged, "not where they may not fail"
+        if merge is _added:
+            assert store.windows.count <= 2.5 * 500
+        store.validate()
+    if merge is _refused:
+        assert store.windows.count == 12 * 500
+        with pytest.raises(RuleFailed, match="_added"):
+            store.run([], 1000, closes=False, time_kind="long")
+        return
+    assert runs.figures["compactions"] > 0
+    rows = store.run([], 1000, closes=False, time_kind="long").to_pylist()
+    assert {row["k"]: row["sum"] for row in rows} == {key: 12 * key for key in range(500)}
     assert runs.disk_bytes == 0
 
 

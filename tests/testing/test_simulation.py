@@ -17,6 +17,7 @@ from millpond.testing.simulation.seeds import main
 STARTS = range(0, 125, 25)
 MORE = range(125, 200, 25)
 FAULTS = {
+    "autoscaled",
     "clock jump",
     "crash",
     "cut",
@@ -25,6 +26,7 @@ FAULTS = {
     "disk lost",
     "kill",
     "out of memory",
+    "rebalanced",
     "reply delayed",
     "reply lost",
     "request cut off",
@@ -71,6 +73,8 @@ def test_every_kind_of_fault_came_about() -> None:
     assert did["openings"] > 2 * len(every)
     assert did["window epochs"] > 200
     assert did["windows fired"] > 500
+    assert did["program epochs"] > 120
+    assert did["chain turns"] > 80
     for kind in ("window join", "interval join", "dedup"):
         assert did[f"{kind} epochs"] > 5
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.errors import TotalOverflow
 from millpond.testing import WindowOracle
 from millpond.testing import window_aggregates as agg
 from millpond.testing.window_kinds import Kind, session, sliding, tumbling
@@ -40,28 +39,31 @@ def test_aggregates() -> None:
     assert of(agg.top(9, "v"), *values) == [7, 3, 3, -1]
     assert of(agg.median("v"), *values) == 3.0
     assert of(agg.median("v"), 1, 2) == 1.5
-    assert of(agg.percentile(25, "v"), 1, 2, 3, 4) == 1.75
-    assert of(agg.percentile(100, "v"), 4, 1) == 4.0
+    assert of(agg.percentile(0.25, "v"), 1, 2, 3, 4) == 1.75
+    assert of(agg.percentile(1, "v"), 4, 1) == 4.0
     assert of(agg.collect("v"), *values) == list(values)
     assert of(agg.user("", lambda text, value: f"{text}{value}", None, "v"), *values) == "3-173"
     assert of(agg.function(lambda column: column[-1] - column[0], "v"), *values) == 0
+    assert of(agg.function(list, "v"), *values) == list(values)
+    assert of(agg.latest("v"), *values, None) is None
+    assert of(agg.where_largest("v"), *values) == [{"v": 7}]
 
 
 def test_aggregates_of_nothing() -> None:
     for make in (agg.total, agg.mean, agg.smallest, agg.largest, agg.median):
         assert of(make("v"), None, None) is None
     assert of(agg.top(1, "v"), None) == []
-    assert of(agg.percentile(50, "v"), None) is None
+    assert of(agg.percentile(0.5, "v"), None) is None
     assert of(agg.user(0, max, max, "v"), None) is None
-    assert of(agg.function(len, "v"), None) is None
+    assert of(agg.function(len, "v"), None) == 1
+    assert of(agg.where_largest("v"), None) == []
     assert of(agg.count("v"), None) == 0
     assert of(agg.collect("v"), None, None) == [None, None]
 
 
 def test_aggregates_at_the_ends_of_numbers() -> None:
     assert of(agg.total("v"), HIGHEST, 1, -1) == HIGHEST
-    with pytest.raises(TotalOverflow):
-        of(agg.total("v"), HIGHEST, 1)
+    assert of(agg.total("v"), HIGHEST, 1) is None
     assert of(agg.mean("v"), HIGHEST, HIGHEST) == float(HIGHEST)
     assert of(agg.median("v"), LOWEST, HIGHEST) == -0.5
     assert of(agg.total("v"), 1e308, 1e308, -1e308) == 1e308
@@ -78,7 +80,7 @@ def test_columns_of_a_function_are_of_the_same_rows_in_time_order() -> None:
     )
     made.epoch(0, [("k", 2, {"v": 2, "w": 20}), ("k", 1, {"v": 1, "w": None})])
     made.epoch(1, [("k", 0, {"v": 0, "w": 5}), ("k", 2, {"v": 3, "w": 30})])
-    assert [row["pairs"] for row in made.finish().rows] == [[(0, 5), (2, 20), (3, 30)]]
+    assert [row["pairs"] for row in made.finish().rows] == [[(0, 5), (1, None), (2, 20), (3, 30)]]
 
 
 # Beside DuckDB, over all rows at once
@@ -93,7 +95,7 @@ SUMMARY = {
     "largest": agg.largest("v"),
     "top": agg.top(2, "v"),
     "median": agg.median("v"),
-    "percentile": agg.percentile(90, "v"),
+    "percentile": agg.percentile(0.9, "v"),
     "all": agg.collect("v"),
 }
 SUMMARY_SQL = """

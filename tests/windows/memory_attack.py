@@ -155,10 +155,15 @@ def bytes_of(pid: int, name: str) -> int:
     return 1024 * int(status_of(pid)[name][0])
 
 
+def budget_of(memory: int) -> int:
+    """For open windows, of a container with so much memory."""
+    return max(memory - OWN_BYTES, memory // 4) // WINDOWS_SHARE
+
+
 def run(name: str, times: float, memory: int, root: str, say: Callable[[str], None] = lambda _: None) -> Peak:
     """`times` the budget for open windows, in rows or cells."""
     case = CASES[name]
-    budget = max(memory - OWN_BYTES, memory // 4) // WINDOWS_SHARE
+    budget = budget_of(memory)
     epochs = max(1, int(times * budget) // (ROW_BYTES * EPOCH_ROWS))
     begin = time.perf_counter()
     with mp.open(root, memory=memory) as pond:

@@ -386,3 +386,52 @@ def test_what_fires_more_than_once_has_nothing_behind_it(ponds: Ponds, options: 
         twice.then(once)
     assert error.value.hint
     assert isinstance(once.then(twice), Chain), "the last one may"
+
+
+# Updates that are withheld
+
+
+EVERY_S = 8
+CUT = mp.session(10, longest=30)
+UPDATED = [mp.tumbling(10), mp.sliding(10, 5), mp.session(10), CUT, mp.counted(9), mp.everything()]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["cells", "rows"])
+@pytest.mark.parametrize("kind", UPDATED, ids=str)
+def test_what_was_withheld_is_sent_when_its_time_has_come(ponds: Ponds, kind: Any, whole: bool) -> None:
+    aggregate = {"rows": mp.count(), **({"last": mp.latest("v")} if whole else {})}
+    window = ponds.window(window=kind, aggregate=aggregate, value="v long", every=f"{EVERY_S} seconds")
+    sink = Sink()
+    source = window.over(key="key", at="ts")
+    run = source.to(sink)
+    sleep = ponds.pond._client.runtime.sleep
+    for epoch in range(2):
+        run(pa.table({"key": [1, 2], "ts": [1 + epoch, 2], "v": [epoch, 7]}), epoch)
+        sleep(3)
+        assert (take_due(source), len(sink.calls)) == (0, epoch + 1), "nothing is due so soon"
+    assert (len(sink.turns[0]), sink.turns[1]) == (len(window.now()), [])
+    sleep(EVERY_S)
+    assert take_due(source) == 1
+    columns = [name for name in window.now().column_names if name != "retracted"]
+    shown = sorted(tuple(row[name] for name in columns) for row in window.now().to_pylist())
+    sent = sorted(row[: len(columns)] for row in sink.turns[sink.calls[-1]])
+    assert sent == shown
+    sleep(EVERY_S)
+    assert take_due(source) == 0, "it has been sent"
+
+
+def test_the_last_of_a_chain_sends_what_it_withheld(ponds: Ponds) -> None:
+    sink = Sink()
+    first = ponds.window("first").over(key="key")
+    second = ponds.window("second", window=mp.tumbling(100), every=f"{EVERY_S} seconds").over(
+        key="key", at="window_time"
+    )
+    chain = first.then(second)
+    run = chain.to(sink)
+    for epoch in range(3):
+        run(table((1, 10 * epoch + 5), (1, 10 * epoch + 10)), epoch)
+    assert [len(sink.turns[epoch]) for epoch in range(3)] == [1, 0, 0]
+    assert take_due(first) == 0
+    ponds.pond._client.runtime.sleep(EVERY_S)
+    assert take_due(first) == 1
+    assert sink.turns[sink.calls[-1]] == [(0, 100, 1, 3)]

@@ -236,6 +236,35 @@ def test_damaged_results_are_named(tmp_path: Path) -> None:
 # Processes
 
 
+def test_a_container_stays_within_its_budget(tmp_path: Path, started_as_ever: None) -> None:
+    """Few rows, which are large: what takes minutes otherwise is below."""
+    memory, rows, epochs = 512 << 20, 16_000, 13
+    budget = memory_attack.budget_of(memory)
+    row_bytes = 1_000
+    random = np.random.default_rng(1)
+    with mp.open(tmp_path / "pond", memory=memory) as pond:
+        aggregate = {"n": mp.count(), "last": mp.latest("v"), "low": mp.latest("ts")}
+        feed = pond.window("w", key="k long", window=mp.tumbling(1000), aggregate=aggregate).over(
+            key="k", at="ts"
+        )
+        pid = memory_attack.container_of_this_process()
+        offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * row_bytes).buffers()[1]
+        most, before = 0, 0
+        for epoch in range(epochs):
+            values = pa.py_buffer(random.bytes(rows * row_bytes))
+            column = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, values])
+            feed(pa.table({"k": np.arange(rows) % 500, "ts": np.full(rows, epoch), "v": column}), epoch)
+            # What the first takes is that of the process, and of what it is told at once.
+            before = before or memory_attack.bytes_of(pid, "VmHWM")
+        spilled = int(pond.metrics()["windows"]["w"]["spilled_bytes"])
+        fired = feed.finish()
+        most = memory_attack.bytes_of(pid, "VmHWM") - before
+    assert fired["n"].to_pylist() == [rows * epochs // 500] * 500
+    assert fired["low"].to_pylist() == [epochs - 1] * 500
+    assert spilled > rows * epochs * row_bytes - budget
+    assert most < 1.15 * budget + (48 << 20) < 0.6 * rows * epochs * row_bytes
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("case", memory_attack.CASES)
 def test_ten_times_the_budget(tmp_path: Path, case: str) -> None:

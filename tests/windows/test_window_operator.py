@@ -96,7 +96,7 @@ WHOLE: tuple[dict[str, Any], dict[str, Any]] = (
     {
         "rows": agg.count(),
         "median": agg.median("v"),
-        "p90": agg.percentile(90, "w"),
+        "p90": agg.percentile(0.9, "w"),
         "all": agg.collect("v"),
         "high": agg.largest("w"),
         "top": agg.top(2, "w"),
@@ -204,6 +204,14 @@ def test_the_ends_of_time(name: str, start: int) -> None:
         run(*WINDOWS[name], aggregates, 41, shape)
 
 
+def of_all(times: Any, v: Any, w: Any) -> str:
+    """A window with nulls in a column has None for each."""
+    rows = zip(times, v, w, strict=True)
+    return ", ".join(
+        f"{int(at)} {None if v is None else int(v)} {None if w is None else float(w)}" for at, v, w in rows
+    )
+
+
 def test_functions_of_your_own() -> None:
     ours = {"folded": mp.fold(0, add, merge, "v"), "rows": mp.count()}
     theirs = {"folded": agg.user(0, add, merge, "v"), "rows": agg.count()}
@@ -216,6 +224,12 @@ def test_functions_of_your_own() -> None:
     }
     for name in ("tumbling", "session"):
         run(*WINDOWS[name], (ours, theirs), 52, Shape(nulls=0.0), every=3)
+        run(*WINDOWS[name], ({"of all": of_all}, {"of all": agg.function(of_all, "ts", "v", "w")}), 54)
+
+
+@pytest.mark.parametrize("aggregates", [CELLS, WHOLE], ids=["cells", "rows"])
+def test_a_window_longer_than_the_stream_fires_with_its_end(aggregates: Any) -> None:
+    run(mp.tumbling(10**9), kinds.tumbling(10**9), aggregates, 55, Shape(epochs=4), every=2)
 
 
 @pytest.mark.parametrize("aggregates", [CELLS, WHOLE], ids=["cells", "rows"])

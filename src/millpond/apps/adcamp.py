@@ -47,22 +47,42 @@ LINE_EVERY_S = 2.0
 SCREEN_EVERY_S = 0.25
 
 
-def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS) -> bool:
-    """Both streams at `rate` rows a second for so long; True if every view was answered once, and rightly."""
-    for option, value, most in (
-        ("seconds", seconds, 86_400),
-        ("rate", rate, RATE_MAX),
-        ("keys", keys, 1 << 40),
+def run(
+    seconds: int = SECONDS,
+    rate: int = RATE,
+    keys: int = KEYS,
+    master: str = "local[*]",
+    hosting: str = "embedded",
+    containers: int = 1,
+    backups: int = 0,
+) -> bool:
+    """Both streams at `rate` rows a second for so long; True if every view was answered once, and rightly.
+
+    Spark runs at `master`, and the pond's containers where `hosting` says: while they run, somebody may kill, move and
+    scale them from another terminal.
+    """
+    for option, value, least, most in (
+        ("seconds", seconds, 1, 86_400),
+        ("rate", rate, 1, RATE_MAX),
+        ("keys", keys, 1, 1 << 40),
+        ("containers", containers, 1, 9_999),
+        ("backups", backups, 0, 16),
     ):
-        if not 1 <= value <= most:
-            raise BadOption(f"--{option} {value} is not within 1 and {most:,}", option=f"--{option}")
+        if not least <= value <= most:
+            raise BadOption(f"--{option} {value} is not within {least} and {most:,}", option=f"--{option}")
+    if hosting not in ("embedded", "spark"):
+        raise BadOption(f"--hosting {hosting} is not embedded or spark", option="--hosting")
     out = Console(highlight=False, soft_wrap=True)
     began = time.perf_counter()
     rows = seconds * rate
     with tempfile.TemporaryDirectory(prefix="millpond-adcamp-") as folder:
         out.print("starting Spark and a pond (the first time, kernels are compiled) ...")
-        with spark_session("adcamp") as spark, mp.open(os.path.join(folder, "pond"), spark=spark) as pond:
-            out.print(f"watch it in another terminal: millpond top {folder}/pond")
+        root, sizes = os.path.join(folder, "pond"), {"containers": containers, "backups": backups}
+        with (
+            spark_session("adcamp", master=master) as spark,
+            mp.open(root, spark=spark, hosting=hosting, **sizes) as pond,  # type: ignore[arg-type]
+        ):
+            out.print(by_hand(pond, root), markup=False)
             warm_up(spark, pond, folder)
             campaigns = pond.state("campaigns", key="long", value="string")
             streams = Streams(spark, campaigns, folder, rate, keys, rows)
@@ -79,6 +99,22 @@ def run(seconds: int = SECONDS, rate: int = RATE, keys: int = KEYS) -> bool:
         f" ({found.lost(rows)} lost, {found.twice} twice; {time.perf_counter() - began:.0f} s)"
     )
     return found == Comparison(rows, rows, wrong=0, twice=0) and late == 0
+
+
+def by_hand(pond: mp.Pond, root: str) -> str:
+    """What somebody may do to the pond in another terminal: to watch it, and to act on it."""
+    containers = pond.containers()
+    killed = containers[-1]
+    lines = [
+        f"watch it in another terminal: millpond top {root}",
+        f"kill a container, which is started again: kill -9 {killed.pid}   # container {killed.id} of {len(containers)}",
+        "move and scale at a Python prompt:",
+        "  import millpond as mp",
+        f"  pond = mp.connect({pond.address!r}, open({os.path.join(root, 'token')!r}).read())",
+        f"  pond.scale(containers={len(containers) + 1}); pond.move([0, 1, 2], to={containers[0].id})",
+        f"  pond.rebalance(); pond.scale(containers={len(containers)})",
+    ]
+    return "\n".join(lines)
 
 
 # The rows

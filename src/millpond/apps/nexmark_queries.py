@@ -1,4 +1,4 @@
-"""NEXMark's queries as windows of a pond: what goes into `foreachBatch` for each source of a query.
+"""NEXMark's queries as windows of a pond: what goes into `foreachBatch` for each source of a query, or takes Arrow tables.
 
 `docs/windows.md` tells whose form each of them is; `nexmark_truth` what they should answer.
 """
@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 import millpond as mp
 
@@ -15,7 +18,9 @@ if TYPE_CHECKING:
 
     from millpond.pond import Pond
 
-Sink = Callable[[Any, int], Any]
+Rows: TypeAlias = Any
+"""A lazy DataFrame on a stream, an Arrow table where tables are handed over."""
+Sink = Callable[[Rows, int], Any]
 
 
 class Batches(dict[str, Callable[[Any, int], Any]]):
@@ -56,9 +61,11 @@ def _q5(pattern: Any) -> Build:
         counting = counts.over(key="auction", at="date_time", delay=delay, name="bids")
         ranking = tops.over(at="window_time", name="counts")
 
-        def ranked(frame: DataFrame, epoch: int) -> None:
-            sink(frame.selectExpr("began AS window_start", "window_end", "inline(top)")
-                 .select("window_start", "window_end", "auction", "bids"), epoch)  # fmt: skip
+        def ranked(fired: Rows, epoch: int) -> None:
+            sink(
+                _each({"began": "window_start", "window_end": "window_end"}, fired, ("auction", "bids")),
+                epoch,
+            )
 
         return Batches({"bids": counting.then(ranking)}, [ranked])
 
@@ -75,15 +82,11 @@ def _highest(window: Callable[[Mapping[str, Any]], Any], key: str | None) -> Bui
                 "top": mp.where_largest("price", "auction", *([] if key else ["bidder"]), "date_time")
             },
         )
-        answered = (
-            "window_start",
-            "window_end",
-            *(BID if key is None else ("bidder", "auction", "price", "date_time")),
-        )
+        own = {name: name for name in ("window_start", "window_end", *([key] if key else []))}
+        answered = BID if key is None else ("auction", "price", "date_time")
 
-        def exploded(frame: DataFrame, epoch: int) -> None:
-            sink(frame.selectExpr("window_start", "window_end", *([key] if key else []), "inline(top)")
-                 .select(*answered), epoch)  # fmt: skip
+        def exploded(fired: Rows, epoch: int) -> None:
+            sink(_each(own, fired, answered), epoch)
 
         taking = bids.over(key=key and [key], at="date_time", delay=delay, name="bids")
         return Batches({"bids": taking}, [exploded])
@@ -116,9 +119,11 @@ def _q8(pond: Pond, name: str, of: Mapping[str, Any], delay: Any, sink: Sink) ->
     sellers = pond.join(name, key="id long", left="name string", right="", window=_tumbling(of))
 
     def side(number: int) -> Sink:
-        def once(frame: DataFrame, epoch: int) -> None:
+        def once(fired: Rows, epoch: int) -> None:
             # All pairs of a window come out in one epoch, whichever side's: here a seller's auctions become one row.
-            rows = frame.select("window_start", "window_end", "id", "name").distinct()
+            names = ["window_start", "window_end", "id", "name"]
+            is_table = isinstance(fired, pa.Table)
+            rows = fired.group_by(names).aggregate([]) if is_table else fired.select(*names).distinct()
             # Both sides number their epochs from 0 on, and are two queries with one sink.
             sink(rows, 2 * epoch + number)
 
@@ -129,6 +134,18 @@ def _q8(pond: Pond, name: str, of: Mapping[str, Any], delay: Any, sink: Sink) ->
         "auctions": sellers.right(key="seller", at="date_time", delay=delay),
     }
     return Batches(sides, [side(0), side(1)])
+
+
+def _each(own: Mapping[str, str], fired: Rows, of_top: Sequence[str]) -> Rows:
+    """A row for each of the list `top`: columns of the window's row, by their new names, then those of the list."""
+    if not isinstance(fired, pa.Table):
+        renamed = (f"{name} AS {new}" for name, new in own.items())
+        return fired.selectExpr(*renamed, "inline(top)").select(*own.values(), *of_top)
+    top = fired["top"].combine_chunks()
+    rows = fired.select(list(own)).take(pc.list_parent_indices(top))
+    listed = pc.list_flatten(top)
+    columns = [listed.field(listed.type.get_field_index(name)) for name in of_top]
+    return pa.table([*rows.columns, *columns], names=[*own.values(), *of_top])
 
 
 def stream_of(query: str, stream: DataFrame) -> DataFrame:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from millpond.apps.spark_session import spark_session
-from millpond.bench import flink_environment, nexmark_parts
+from millpond.bench import flink_environment, nexmark_over, nexmark_parts
 from millpond.bench.nexmark_flink import flink_sql, setup
 from millpond.bench.nexmark_load import (
     FULL,
@@ -56,6 +56,7 @@ class Setting(NamedTuple):
     """Of its own."""
     progress: Callable[[str], None]
     means: Means = Means()
+    slices: int = 64
 
 
 Factory = Callable[[Setting], AbstractContextManager[Contender]]
@@ -69,7 +70,7 @@ def _spark_native(setting: Setting) -> Iterator[Contender]:
 
 @contextmanager
 def _millpond(setting: Setting) -> Iterator[Contender]:
-    with open_pond(setting.folder / "pond", setting.means, setting.spark) as pond:
+    with open_pond(setting.folder / "pond", setting.means, setting.spark, setting.slices) as pond:
         yield PondWindows(setting.spark, pond, watches_s=WATCHES_S * setting.means.uncached)
 
 
@@ -81,7 +82,7 @@ def _millpond_rocksdb(setting: Setting) -> Iterator[Contender]:
     imported()  # or it says what is missing
     options_file = setting.folder / "rocksdb.json"
     means = setting.means._replace(store="rocksdb", told=str(options_file))
-    with open_pond(setting.folder / "pond", means, setting.spark) as pond:
+    with open_pond(setting.folder / "pond", means, setting.spark, setting.slices) as pond:
         options = json.loads(options_file.read_text())
         setting.progress(
             f"millpond-rocksdb: {', '.join(f'{name}={value}' for name, value in options.items())}"
@@ -109,6 +110,7 @@ CONTENDERS: dict[str, Factory] = {
     "spark-native": _spark_native,
 }
 """By name, in the order of the table; Flink comes last, where it is asked for."""
+OVER_BUDGET = ("millpond", "millpond-rocksdb")
 
 
 class Reach(NamedTuple):
@@ -171,11 +173,53 @@ def run(
         for each in queries:
             able = [contender for contender in taking.values() if contender.supports(each)]
             results += _measure(workload, each, able, progress)
+        if not query:
+            opened.close()  # the ponds above would take memory, and processors
+            results += over_budget(
+                spark, Path(folder), nexmark_over.QUICK if quick else nexmark_over.FULL, progress
+            )
     return results if query else [*results, *nexmark_parts.run(quick, progress)]
 
 
+def over_budget(
+    spark: SparkSession, folder: Path, scale: nexmark_over.Scale, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """The pond and the pond over RocksDB, with less and with more open than the budget has room for."""
+    means = nexmark_over.means_of(scale)
+    results = []
+    with ExitStack() as opened:
+        taking = []
+        for name in OVER_BUDGET:
+            own_folder = folder / "over" / name
+            own_folder.mkdir(parents=True)
+            taking.append(
+                opened.enter_context(
+                    CONTENDERS[name](Setting(spark, own_folder, progress, means, nexmark_over.SLICES))
+                )
+            )
+        for number, over in enumerate(nexmark_over.works(scale)):
+            progress(f"{over.part}: {over.work.events:,} events")
+            with tempfile.TemporaryDirectory(dir=folder) as events:
+                workload = Workload(Path(events), over.work)
+                results += [
+                    result
+                    | {
+                        "part": "streams over the budget",
+                        "number": number,
+                        "share": over.share,
+                        "budget": means.budget,
+                    }
+                    for result in _measure(workload, over.query, taking, progress, floors={})
+                ]
+    return results
+
+
 def _measure(
-    workload: Workload, query: str, contenders: Sequence[Contender], progress: Callable[[str], None]
+    workload: Workload,
+    query: str,
+    contenders: Sequence[Contender],
+    progress: Callable[[str], None],
+    floors: Mapping[str, float] = FLOORS,
 ) -> list[dict[str, Any]]:
     """One result of each contender, from all rounds that count."""
     work = workload.work
@@ -195,7 +239,8 @@ def _measure(
                 done.result = done.result.slice(0, 0)  # it has been looked at
                 runs[contender.name].append(done)
     return [
-        _result(workload, query, name, runs, fingerprints[name]) | _beside(query, name, runs) for name in runs
+        _result(workload, query, name, runs, fingerprints[name]) | _beside(query, name, runs, floors)
+        for name in runs
     ]
 
 
@@ -244,7 +289,9 @@ def _spread(name: str, numbers: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _beside(query: str, name: str, runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+def _beside(
+    query: str, name: str, runs: Mapping[str, Sequence[Run]], floors: Mapping[str, float]
+) -> dict[str, Any]:
     """How many times as fast as each of the others: medians of the ratios of each round, by the clock and by CPU time."""
     ratios: dict[str, Any] = {}
     for other in runs:
@@ -260,9 +307,9 @@ def _beside(query: str, name: str, runs: Mapping[str, Sequence[Run]]) -> dict[st
         if reach.contender == name and ratio is not None and query in reach.at_least:
             least = reach.at_least[query]
             notes.append(_said(ratio, least, f"of {reach.beside}"))
-    if name == "millpond" and query in FLOORS:
+    if name == "millpond" and query in floors:
         rate = float(np.median([each.events / max(each.cpu_seconds, 1e-9) for each in runs[name]]))
-        notes.append(_said(rate / 1e6, FLOORS[query], "M events per core-second"))
+        notes.append(_said(rate / 1e6, floors[query], "M events per core-second"))
     return ratios | ({"note": "; ".join(notes)} if notes else {})
 
 

@@ -53,6 +53,8 @@ class Work(NamedTuple):
     """The windows of Q12, which are of the clock."""
     disorder: int = 1
     active_people: int = 1_000
+    uniform_bidders: int = 0
+    """If any, bids come from so many people, each as likely as the others, and nobody is hot."""
     uncounted_rounds: int = 0
     """Rounds before those that count; within a run, `warm_files` do not count either."""
     rounds: int = 3
@@ -279,11 +281,19 @@ class Workload:
             file = self._file(source, number)
             if number < self.work.files:
                 rows = getattr(generator, source)(number * batch, batch).select(SOURCES[source])
+                if source == "bids" and self.work.uniform_bidders:
+                    rows = self._with_uniform_bidders(rows, number)
             else:
                 rows = closing_row(rows.schema)
             pq.write_table(rows, file, row_group_size=max(1, -(-len(rows) // ROW_GROUPS)))
             os.utime(file, (number + 1, number + 1))  # a stream takes the oldest first
         self._written.add(source)
+
+    def _with_uniform_bidders(self, rows: pa.Table, number: int) -> pa.Table:
+        chance = np.random.default_rng([self._seed, number])
+        bidders = chance.integers(self.work.uniform_bidders, size=len(rows))
+        place = rows.schema.get_field_index("bidder")
+        return rows.set_column(place, "bidder", pa.array(bidders))
 
 
 class Staged:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from millpond.bench.nexmark_over import ROW_BYTES
 from millpond.bench.nexmark_tables import Load, bench
 from millpond.bench.window_container import Means
 
@@ -67,8 +68,6 @@ QUICK = Scale(
     disorders=(),
     slides=(60,),
 )
-ROW_BYTES = {"q11-median": 24, "q7-bidder": 40, "q11": 56}
-"""About what is kept of a row, or of a session."""
 
 
 def parts(scale: Scale) -> Iterator[Part]:

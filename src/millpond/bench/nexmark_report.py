@@ -28,7 +28,8 @@ def print_table(name: str, results: Results) -> None:
     for part, columns in PARTS.items():
         own = [result for result in results if result.get("part") == part]
         if own:
-            table = Table(title=f"millpond bench {name}: {part}, by Arrow tables", title_justify="left")
+            way = "" if part == OVER else ", by Arrow tables"
+            table = Table(title=f"millpond bench {name}: {part}{way}", title_justify="left")
             for heading in columns:
                 table.add_column(heading, justify="right", no_wrap=True)
             for result in own:
@@ -176,7 +177,28 @@ RATE: dict[str, Cell] = {
     "M rows/s": lambda result: _millions(result["rows_per_s"]),
     "rocksdb = 1": _of("vs_rocksdb"),
 }
+
+
+def _largest(name: str) -> Cell:
+    return lambda result: _number(max(each.get(name) or 0.0 for each in result["extras"]))
+
+
+OVER = "streams over the budget"
 PARTS: dict[str, dict[str, Cell]] = {
+    OVER: {
+        "query": LINE["query"],
+        "contender": lambda result: str(result["contender"]),
+        "open / budget": lambda result: f"{result['share']:g}",
+        "M events": lambda result: _millions(result["events"]),
+        "M events/s": lambda result: _millions(result["events_per_s"]),
+        "rocksdb = 1": _of("vs_millpond-rocksdb"),
+        "per core-s, rocksdb = 1": _of("per_core_s_vs_millpond-rocksdb"),
+        "Java, CPU s": _of("java_s"),
+        "container": _of("containers_s"),
+        "store": _of("store_s"),
+        "on disk, MB": _largest("spilled_mb_max"),
+        "RSS, MB": _largest("rss_mb_max"),
+    },
     "stores": {
         **LINE,
         **RATE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from millpond.container.backup_core import BackupCore, Decided
 from millpond.container.checkpoints import Checkpoints
-from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Record
+from millpond.container.holdings.base import CheckedRows, HeldSlice, Holding, Record, load_pieces, pieces_of
 from millpond.container.layout import Ground, LogSpan
 from millpond.container.log import Log
 from millpond.errors import BackupLost, BadMessage, UnknownResident
@@ -136,9 +137,9 @@ class Backups:
             return
         vector = _vector_in(rows.schema)
         held = holding.new_slice()
-        rows = rows.replace_schema_metadata(None).combine_chunks()
+        rows = rows.replace_schema_metadata(None)
         if len(rows):
-            held.store.load(rows.to_batches()[0])
+            load_pieces(holding, held, (rows if holding.in_pieces else rows.combine_chunks()).to_batches())
         held.vector = vector
         self.core.copied(order, holding.resident.id, number, held)
 
@@ -229,9 +230,11 @@ def read_held(holding: Holding[Any], number: SliceId) -> tuple[pa.Schema, Iterat
     with held.lock:
         copy = held.decided_copy()
         vector = dict(held.vector)
-    rows = copy.export()
-    schema = rows.schema.with_metadata({_VECTOR: msgspec.json.encode(vector)})
-    return schema, (batch.replace_schema_metadata(schema.metadata) for batch in in_batches(_table(rows)))
+    pieces = pieces_of(copy)
+    first = next(pieces)
+    schema = first.schema.with_metadata({_VECTOR: msgspec.json.encode(vector)})
+    batches = (batch for piece in chain([first], pieces) for batch in in_batches(_table(piece)))
+    return schema, (batch.replace_schema_metadata(schema.metadata) for batch in batches)
 
 
 def _table(rows: pa.RecordBatch) -> pa.Table:

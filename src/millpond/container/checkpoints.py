@@ -17,7 +17,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from millpond.container.core import BUSY_S_MAX, CheckpointPlan, Core
-from millpond.container.holdings.base import Bounds, HeldSlice, Holding, Saved
+from millpond.container.holdings.base import Bounds, HeldSlice, Holding, Saved, pieces_of
 from millpond.container.layout import (
     BACKUPS,
     CONTAINERS,
@@ -389,12 +389,11 @@ class Checkpoints:
         name = snapshot_name(number, self._core.term, round_, self._writer, is_delta=saved is not None)
         follows = None if saved is None else saved.files[-1]
         try:
-            head, rows = SnapshotHead(resident_id, number, follows), frozen.export()
-            written = self._write(holding, name, head, rows)
+            head = SnapshotHead(resident_id, number, follows)
+            written, nbytes = self._write(holding, name, head, pieces_of(frozen))
         except BaseException:
             held.write_anew()
             raise
-        nbytes = int(rows.nbytes)
         if saved is not None:
             held.saved = saved._replace(deltas=(*saved.deltas, name), delta_bytes=saved.delta_bytes + nbytes)
         else:
@@ -414,14 +413,15 @@ class Checkpoints:
             and held.store.dirty_share <= self._bounds.delta_share
         )
 
-    def _write(self, holding: Holding[Any], name: str, head: SnapshotHead, rows: pa.RecordBatch) -> Written:
-        """It is to be settled."""
+    def _write(
+        self, holding: Holding[Any], name: str, head: SnapshotHead, pieces: Iterator[pa.RecordBatch]
+    ) -> tuple[Written, int]:
+        """It is to be settled. And how many bytes of rows it has."""
         self.make_room(head.id)
-        written = write_snapshot(
-            self._files, self._path(head.id, name), head, holding.snapshot_schema, [rows]
-        )
-        self.bytes_written += rows.nbytes
-        return written
+        path = self._path(head.id, name)
+        written, nbytes = write_snapshot(self._files, path, head, holding.snapshot_schema, pieces)
+        self.bytes_written += nbytes
+        return written, nbytes
 
     # Merging
 
@@ -468,8 +468,9 @@ class Checkpoints:
                 # Memory has it all: new files take the place of what is damaged.
                 merge.held.write_anew()
             raise
-        settle(self._files, [self._write(merge.holding, merge.name, merge.head, rows)])
-        return int(rows.nbytes)
+        written, nbytes = self._write(merge.holding, merge.name, merge.head, iter([rows]))
+        settle(self._files, [written])
+        return nbytes
 
     def _is_here(self, merge: Merge) -> bool:
         return merge.is_of(self._core) and merge.number not in self._unconfirmed

@@ -123,6 +123,10 @@ class Core:
                     held[number] = slices[number].get(holding.name) or holding.new_slice()
                     held[number].load = Load()  # what was replayed was counted where it was done
                 holding.slices = held
+                # Where they come from, word that a resident has grown may not have come yet.
+                for number in holding.places(slices):
+                    with held[number].lock:
+                        holding.fit(held[number])
             self.owned |= set(slices)
 
     def release(self, slices: Collection[SliceId]) -> dict[SliceId, dict[str, HeldSlice[Any]]]:

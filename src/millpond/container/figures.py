@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from millpond.container.core import Core
+from millpond.container.guard import memory_share
 from millpond.container.holdings.base import Means, Size
 from millpond.container.holdings.load import Load
 from millpond.errors import Moved
@@ -25,6 +26,7 @@ def process_figures(means: Means) -> dict[str, float]:
         "cpu_s": time.process_time(),
         "rss_bytes": rss_bytes(),
         "memory_max_bytes": means.memory_max,
+        "memory_share_bytes": memory_share(),
         "threads": means.threads,
     }
 

@@ -261,12 +261,17 @@ def limit_memory(limit: int) -> int:
 
     It counts what the process may write to, whether or not it has. 0 is for most of what the machine has.
     """
-    limit = limit or int(machine_memory() * MEMORY_SHARE)
+    limit = limit or memory_share()
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most != resource.RLIM_INFINITY:
         limit = min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     return limit
+
+
+def memory_share() -> int:
+    """What a container may take by default, and all on one machine together."""
+    return int(machine_memory() * MEMORY_SHARE)
 
 
 def machine_memory() -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -28,8 +28,7 @@ from millpond.durable.arrow_files import (
     durable_names,
     read_metadata,
     read_table_file,
-    table_content,
-    write_content,
+    write_batches,
     write_table_file,
 )
 from millpond.durable.files import Files
@@ -314,11 +313,20 @@ def slice_of_snapshot(name: str) -> int | None:
 
 
 def write_snapshot(
-    files: Files, path: str, head: SnapshotHead, schema: pa.Schema, batches: Sequence[pa.RecordBatch]
-) -> Written:
-    """It is there once it is settled."""
+    files: Files, path: str, head: SnapshotHead, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> tuple[Written, int]:
+    """It is there once it is settled. And how many bytes the batches had, which are written as they come."""
     kind = "snapshot" if head.follows is None else "delta"
-    return write_content(files, path, kind, table_content(schema, batches, _metadata("snapshot", head, path)))
+    return write_batches(files, path, kind, schema, batches, _metadata("snapshot", head, path))
+
+
+def read_pieces(
+    files: Files, root: str, name: str, resident_id: ResidentId, slice_id: SliceId, schema: pa.Schema
+) -> list[pa.RecordBatch]:
+    """What a base holds of a kind whose snapshots are whole, and may be many batches."""
+    path = snapshot_path(root, resident_id, name)
+    batches, _ = _snapshot(files, path, resident_id, slice_id, schema)
+    return batches
 
 
 def read_snapshot(
@@ -334,10 +342,7 @@ def read_snapshot(
     known: set[str] = set()
     for name in names:
         path = snapshot_path(root, resident_id, name)
-        batches, own, metadata = read_table_file(files, path)
-        head = _parse(metadata, "snapshot", SnapshotHead, path)
-        if (head.id, head.slice_id) != (resident_id, slice_id) or not own.equals(schema):
-            raise CorruptFile(f"{path} is not a snapshot of slice {slice_id} of {resident_id}", path=path)
+        batches, head = _snapshot(files, path, resident_id, slice_id, schema)
         if found and head.follows not in known:
             raise CorruptFile(
                 f"{path} goes on from {head.follows}, and not from {', '.join(sorted(known))}",
@@ -349,6 +354,16 @@ def read_snapshot(
             raise CorruptFile(f"{path} has {len(batches)} batches, not one", path=path)
         found += batches
     return found
+
+
+def _snapshot(
+    files: Files, path: str, resident_id: ResidentId, slice_id: SliceId, schema: pa.Schema
+) -> tuple[list[pa.RecordBatch], SnapshotHead]:
+    batches, own, metadata = read_table_file(files, path)
+    head = _parse(metadata, "snapshot", SnapshotHead, path)
+    if (head.id, head.slice_id) != (resident_id, slice_id) or not own.equals(schema):
+        raise CorruptFile(f"{path} is not a snapshot of slice {slice_id} of {resident_id}", path=path)
+    return batches, head
 
 
 def place_of(path: str) -> str:

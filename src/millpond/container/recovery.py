@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from millpond.container.core import Core, broken
-from millpond.container.holdings.base import HeldSlice, Holding, Saved
+from millpond.container.holdings.base import HeldSlice, Holding, Saved, load_pieces
 from millpond.container.layout import (
     CONTAINERS,
     MANIFEST,
@@ -24,6 +24,7 @@ from millpond.container.layout import (
     Manifest,
     RecordHead,
     read_manifest,
+    read_pieces,
     read_record,
     read_record_head,
     read_snapshot,
@@ -153,15 +154,25 @@ def _load_snapshots(
         held.vector = dict(ground.vectors.get(resident_id, {}))
         names = ground.files_of(resident_id)
         if names:
-            batches = read_snapshot(files, root, names, resident_id, number, holding.snapshot_schema)
+            schema = holding.snapshot_schema
+            in_pieces = holding.in_pieces and len(names) == 1
+            batches = (
+                read_pieces(files, root, names[0], resident_id, number, schema)
+                if in_pieces
+                else read_snapshot(files, root, names, resident_id, number, schema)
+            )
+            sizes = [int(batch.nbytes) for batch in batches]
+            base_bytes = sum(sizes) if in_pieces else sizes[0]
             try:
-                held.store.load(holding.merged(batches, whole=True) if len(batches) > 1 else batches[0])
+                if in_pieces or len(batches) == 1:
+                    load_pieces(holding, held, batches)
+                else:
+                    held.store.load(holding.merged(batches, whole=True))
+                    holding.loaded(held)
             except (ValueError, LookupError, TypeError, NotImplementedError) as error:
                 path = snapshot_path(root, resident_id, names[-1])
                 raise CorruptFile(f"{path} does not hold rows of {name}: {error}", path=path) from error
-            holding.loaded(held)
-            sizes = [int(batch.nbytes) for batch in batches]
-            held.saved = Saved(names[0], sizes[0], tuple(names[1:]), sum(sizes[1:]))
+            held.saved = Saved(names[0], base_bytes, tuple(names[1:]), sum(sizes) - base_bytes)
             # What was forgotten since must not be found there again.
             if any(map(holding.is_stale, batches)):
                 held.write_anew()

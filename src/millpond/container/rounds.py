@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from millpond.container.round_book import Arrived, RoundBook
+from millpond.durable.crashpoints import around
 from millpond.errors import BadMessage, MessageTooLarge, MillpondError, StageLost, Unavailable
 from millpond.runtime import Runtime, Signal
 from millpond.wire.base import SliceId
@@ -173,7 +174,8 @@ class EpochRounds:
                 raise _lost(peer, "is away")
             ask = _about(self._message, self.here, number, peer, counts=counts)
             try:
-                taken = self._rounds.send(peer, ask, rows.get(peer.container, ()))
+                with around("round.send"):
+                    taken = self._rounds.send(peer, ask, rows.get(peer.container, ()))
             except (StageLost, MessageTooLarge):
                 raise
             except MillpondError as error:
@@ -182,7 +184,8 @@ class EpochRounds:
                 raise _lost(peer, "has given up")
 
         self._rounds.runtime.map(send, list(self._peers.values()))
-        arrived = self._rounds.gather(self._message, number, self._peers, self.here, self._signal)
+        with around("round.gather"):
+            arrived = self._rounds.gather(self._message, number, self._peers, self.here, self._signal)
         came = {peer: one.rows for peer, one in arrived.items()} | {self.here: own}
         batches = [batch for container in sorted(came) for batch in came[container]]
         every = [counts, *(one.counts for one in arrived.values())]

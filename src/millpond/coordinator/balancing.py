@@ -8,14 +8,14 @@ from millpond.coordinator.autoscale import Autoscaler
 from millpond.coordinator.backing import Backing
 from millpond.coordinator.elasticity import Elasticity, Ticket
 from millpond.coordinator.figures import Figures
-from millpond.coordinator.loads import Loads, Plan, Room, load_moves
+from millpond.coordinator.loads import Loads, Plan, Room, left_in, left_on_hosts, load_moves
 from millpond.coordinator.memory import Memory
 from millpond.coordinator.migrations import Migrations
 from millpond.coordinator.slices import Slices
 from millpond.errors import MillpondError
 from millpond.runtime import Runtime
 from millpond.wire.base import SliceId
-from millpond.wire.figures import AskFigures, PondMetrics
+from millpond.wire.figures import PondMetrics
 from millpond.wire.moves import Cause
 
 LOOK_S = 5.0
@@ -102,8 +102,9 @@ class Balancing:
         leaving = self._elasticity.leaving
         # Nothing is given to those that do not answer, nor can they give anything.
         ids = [c for c in self._containers.ids if c not in leaving and c in figures.containers]
-        left = {c: left for c in ids if (left := _left(figures.containers[c])) is not None}
-        room = Room(left, sizes, self._backing.held())
+        left = {c: left for c in ids if (left := left_in(figures.containers[c])) is not None}
+        hosts = self._hosts()
+        room = Room(left, sizes, self._backing.held(), hosts, left_on_hosts(figures.containers, hosts))
         return load_moves(loads, owners, ids, stay=moving, room=room)
 
     def _move(self, plan: Plan, cause: Cause) -> list[Ticket]:
@@ -120,17 +121,21 @@ class Balancing:
         return tickets
 
     def room(self, owner: int, target: int) -> Room:
-        """What the target has left, and the sizes of the owner's slices; nothing where they do not tell."""
-        try:
-            left = _left(self._containers.ask(target, AskFigures()).metrics)
-            if left is None:
-                return Room()
-            columns = self._containers.ask(owner, AskFigures()).slices.columns()
-        except MillpondError:
+        """What the target and its host have left, and the sizes of the owner's slices; nothing where they do not tell."""
+        hosts = self._hosts()
+        beside = [container for container in hosts if hosts[container] == hosts.get(target)]
+        told = self._figures.of(sorted({owner, target, *beside}))
+        left = left_in(told[target].metrics) if target in told else None
+        if left is None or owner not in told:
             return Room()  # the move itself finds out what is the matter
+        columns = told[owner].slices.columns()
         numbers = [SliceId(number) for number in columns["slices"].tolist()]
         sizes = dict(zip(numbers, columns["held_bytes"].tolist(), strict=True))
-        return Room({target: left}, sizes, self._backing.held())
+        figures = {container: told[container].metrics for container in beside if container in told}
+        return Room({target: left}, sizes, self._backing.held(), hosts, left_on_hosts(figures, hosts))
+
+    def _hosts(self) -> dict[int, str]:
+        return {container: live.host.host for container, live in list(self._containers.live.items())}
 
     # The number of containers
 
@@ -185,9 +190,3 @@ def _notes(plan: Plan) -> list[str]:
         f"slice {number} stays where it is: container {target} has no memory left for it"
         for number, target in plan.no_room.items()
     ]
-
-
-def _left(metrics: dict[str, float]) -> int | None:
-    """Bytes that a container may still take; None where it does not tell."""
-    most, taken = int(metrics.get("memory_max_bytes", 0)), int(metrics.get("rss_bytes", 0))
-    return max(0, most - taken) if most and taken else None

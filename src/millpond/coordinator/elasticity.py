@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,7 @@ from millpond.wire.moves import Cause, MoveInfo, Stage
 AT_ONCE_MAX = 2
 """Moves under way at the same time."""
 REMEMBERED = 256
-"""Moves that are over."""
+"""Moves that are over; and no fewer than there are slices, so that whoever asked for many learns what became of each."""
 TRIES_MAX, MEMORY_TRIES_MAX = 20, 5
 """Of a move, and of one for which somebody had not enough memory: waiting rarely helps there."""
 RETRY_S = (0.1, 5.0)
@@ -186,11 +187,17 @@ class Elasticity:
                 ticket = Ticket(self._number, own, owner, to, cause)
                 self._tickets[ticket.id] = ticket
                 tickets.append(ticket)
-            over = [ticket.id for ticket in self._tickets.values() if ticket.is_over]
-            for old in over[:-REMEMBERED]:
-                del self._tickets[old]
+            self._forget(max(REMEMBERED, record.slices))
         self._begin()
         return tickets
+
+    def _forget(self, remembered: int) -> None:
+        """The oldest that are over. Those that failed are told apart: none is forgotten for moves that went well."""
+        over = [ticket for ticket in self._tickets.values() if ticket.is_over]
+        for has_failed in (False, True):
+            alike = [ticket for ticket in over if (ticket.stage == "failed") is has_failed]
+            for ticket in alike[:-remembered]:
+                del self._tickets[ticket.id]
 
     def stay(self, slices: Collection[SliceId] | None = None) -> None:
         """Somebody wants these slices, or all, where they are or go: they do not go back to where they were."""
@@ -337,31 +344,42 @@ class Elasticity:
             self._migrations.move(owner, ticket.target, slices, ticket)
 
     def _take_room(self, ticket: Ticket, owner: int, slices: Sequence[SliceId]) -> None:
-        """The target must have memory for them, besides what is on its way there."""
-        room = self.rooms(owner, ticket.target)
-        needs, left = room.needs(ticket.target, slices), room.left.get(ticket.target)
+        """The target and its host must have memory for them, besides what is on its way there."""
+        target = ticket.target
+        room = self.rooms(owner, target)
+        needs = room.needs(target, slices)
         with self._lock:
-            others = sum(
-                t.needs for t in self._tickets.values() if t.target == ticket.target and t is not ticket
-            )
-            if left is None or not needs or needs <= left - others:
+            others = [t for t in self._tickets.values() if t.needs and t is not ticket]
+            there = sum(t.needs for t in others if t.target == target)
+            beside = sum(t.needs for t in others if room.are_together(t.target, target))
+            limits = [
+                (f"container {target} has", room.left.get(target, math.inf), there),
+                (f"the machine of container {target} has", room.left_beside(target), beside),
+            ]
+            if not needs or all(needs <= left - taken for _, left, taken in limits):
                 ticket.needs = needs
                 return
-        what = f"{len(slices)} slices take {needs:,} bytes, and container {ticket.target} has {left:,} left"
+        who, left, taken = min(limits, key=lambda limit: limit[1] - limit[2])
+        what = f"{len(slices)} slices take {needs:,} bytes, and {who} {left:,} left"
         if needs > left:
             raise NoRoom(
                 what,
-                hint="move fewer or smaller ones, add containers, or open the pond with a larger memory=",
-                container=ticket.target,
+                hint="move fewer or smaller ones, add containers, on other machines where this one is short of memory,"
+                " or open the pond with a larger memory=",
+                container=target,
                 needs=needs,
-                left=left,
+                left=int(left),
             )
-        raise Unavailable(f"{what}, of which {others:,} are for slices on their way", address="")
+        raise Unavailable(f"{what}, of which {taken:,} are for slices on their way", address="")
 
     # Containers
 
-    def scale(self, containers: int, cause: Cause = "scale") -> Scaling:
-        """Has so many containers share the slices evenly; goes on by itself."""
+    def scale(
+        self, containers: int, cause: Cause = "scale", first: Callable[[], object] = lambda: None
+    ) -> Scaling:
+        """Has so many containers share the slices evenly; goes on by itself. What comes `first` is done once nothing speaks
+        against it, and before anything else.
+        """
         record = self._memory.record
         if containers > record.slices:
             raise BadOption(
@@ -384,6 +402,11 @@ class Elasticity:
             ids = sorted(now[:containers] + free[: max(0, containers - len(now))])
             scaling = Scaling(ids, f"to {containers} containers", leaving=set(now).difference(ids))
             self.scaling = scaling
+        try:
+            first()
+        except BaseException:
+            self._ended(scaling)
+            raise
         self._runtime.spawn(partial(self._scale, scaling, cause), "millpond-scale")
         return scaling
 
@@ -412,8 +435,12 @@ class Elasticity:
         except Exception as error:  # noqa: BLE001 - whatever it is, who asked for it is told
             scaling.error = _as_ours(error)
         finally:
-            scaling.leaving = set()
-            scaling.what = ""
+            self._ended(scaling)
+
+    @staticmethod
+    def _ended(scaling: Scaling) -> None:
+        scaling.leaving = set()
+        scaling.what = ""
 
     def spread(self, record: PondRecord, ids: Sequence[int], cause: Cause) -> list[Ticket]:
         """Moves after which these containers share the slices evenly, as few as it takes."""

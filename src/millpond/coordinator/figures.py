@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -72,14 +73,20 @@ class Figures:
             raise BadMessage(f"slice {message.slice} is none of {len(owners)}")
         return self._containers.ask(owners[message.slice], message)
 
+    def of(self, containers: Sequence[int]) -> dict[int, ContainerFigures]:
+        """What these containers tell; without those that do not answer."""
+        return self._ask(containers)[0]
+
     def _ask_all(self) -> tuple[dict[int, ContainerFigures], dict[int, str]]:
+        return self._ask(self._containers.ids)
+
+    def _ask(self, ids: Sequence[int]) -> tuple[dict[int, ContainerFigures], dict[int, str]]:
         def ask(container: int) -> ContainerFigures | MillpondError:
             try:
                 return self._containers.ask(container, AskFigures())
             except MillpondError as error:
                 return error
 
-        ids = self._containers.ids
         answers = dict(zip(ids, self._runtime.map(ask, ids), strict=True))
         told = {c: answer for c, answer in answers.items() if isinstance(answer, ContainerFigures)}
         return told, {c: a.message for c, a in answers.items() if isinstance(a, MillpondError)}

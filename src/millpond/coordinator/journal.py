@@ -38,7 +38,8 @@ class Journal:
         self._older: list[int] = []
         self._last: int | None = None
         """The newest entry that is there for certain: whoever writes a later one removes it."""
-        self._is_taken = False
+        self.is_taken = False
+        """Whether it is known that another coordinator writes here."""
         self.entries_written = 0
 
     def load(self) -> PondRecord | None:
@@ -66,8 +67,8 @@ class Journal:
 
     def write(self, record: PondRecord) -> None:
         """Durable on return. One that fails may be there or not: the next one has another number, and counts."""
-        if self._is_taken:
-            raise self._taken()
+        if self.is_taken:
+            raise self.taken()
         batch = pa.record_batch([pa.array([msgspec.msgpack.encode(record)], pa.binary())], schema=_SCHEMA)
         before, self._number = self._number, self._number + 1
         self._older.append(before)
@@ -75,8 +76,8 @@ class Journal:
         try:
             write_table_file(self._files, path, "journal", _SCHEMA, [batch], entry, exclusive=True)
         except FileExistsError:
-            self._is_taken = True
-            raise self._taken() from None
+            self.is_taken = True
+            raise self.taken() from None
         reach("truncate.before")
         # The newest entry counts: one that cannot be removed does no harm.
         with suppress(OSError):
@@ -89,15 +90,24 @@ class Journal:
         self.entries_written += 1
         reach("truncate.after")
 
+    def look(self) -> None:
+        """PondInUse if another coordinator has written. For any thread: who decides nothing hears of it only so."""
+        if not self.is_taken:
+            newest = max(_numbers(self._files.list(self._directory)), default=0)
+            # Looked at last: one's own entry has its number before it is written.
+            self.is_taken = newest > self._number
+        if self.is_taken:
+            raise self.taken()
+
     def _check_newest(self) -> None:
         """The last entry is gone: if another coordinator wrote later ones, what was just written counts for nothing."""
         if max(_numbers(self._files.list(self._directory)), default=0) > self._number:
-            self._is_taken = True
+            self.is_taken = True
             with suppress(OSError):
                 self._files.remove(self._path(self._number))
-            raise self._taken()
+            raise self.taken()
 
-    def _taken(self) -> PondInUse:
+    def taken(self) -> PondInUse:
         root = os.path.dirname(self._directory)
         return PondInUse(
             f"another coordinator has written to the journal of {root}: this one decides nothing any more",

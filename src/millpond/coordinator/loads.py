@@ -70,23 +70,60 @@ class Loads:
 @dataclass
 class Room:
     """What containers have left for slices, in bytes: `left`, without those of which it is not known. A container that
-    holds a backup needs nothing more for it.
+    holds a backup needs nothing more for it. Those that share one of the `hosts` share what is left there, too.
     """
 
     left: dict[int, int] = field(default_factory=dict)
     sizes: Mapping[SliceId, int] = field(default_factory=dict)
     held: Mapping[SliceId, Sequence[int]] = field(default_factory=lambda: _NOTHING)
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    left_on: dict[str, int] = field(default_factory=dict)
+    """By host."""
 
     def needs(self, target: int, slices: Collection[SliceId]) -> int:
         return sum(self.sizes.get(n, 0) for n in slices if target not in self.held.get(n, ()))
 
     def fits(self, target: int, slices: Collection[SliceId]) -> bool:
         needs = self.needs(target, slices)
-        return needs == 0 or needs <= self.left.get(target, math.inf)
+        return needs == 0 or needs <= min(self.left.get(target, math.inf), self.left_beside(target))
+
+    def left_beside(self, target: int) -> float:
+        """On its host, for all containers there together; without end where that is not known."""
+        return self.left_on.get(self.hosts.get(target, ""), math.inf)
+
+    def are_together(self, one: int, another: int) -> bool:
+        return self.hosts.get(one, "") == self.hosts.get(another, "")
 
     def take(self, target: int, slices: Collection[SliceId]) -> None:
+        needs, host = self.needs(target, slices), self.hosts.get(target, "")
         if target in self.left:
-            self.left[target] -= self.needs(target, slices)
+            self.left[target] -= needs
+        if host in self.left_on:
+            self.left_on[host] -= needs
+
+
+def left_in(figures: Mapping[str, float]) -> int | None:
+    """Bytes that a container may still take, by its own limit; None where it does not tell."""
+    most, taken = int(figures.get("memory_max_bytes", 0)), int(figures.get("rss_bytes", 0))
+    return max(0, most - taken) if most and taken else None
+
+
+def left_on_hosts(figures: Mapping[int, Mapping[str, float]], hosts: Mapping[int, str]) -> dict[str, int]:
+    """By host, what is left for containers of that share of its memory which one alone would have by default, or of what
+    one was given, if that is more. Not of a host of which one does not tell.
+    """
+    most: dict[str, int] = {}
+    taken: dict[str, int] = {}
+    silent = set()
+    for container, own in figures.items():
+        host = hosts.get(container, "")
+        if left_in(own) is None or not own.get("memory_share_bytes"):
+            silent.add(host)
+            continue
+        own_max = int(max(own["memory_share_bytes"], own["memory_max_bytes"]))
+        most[host] = max(most.get(host, 0), own_max)
+        taken[host] = taken.get(host, 0) + int(own["rss_bytes"])
+    return {host: max(0, most[host] - taken[host]) for host in most if host not in silent}
 
 
 @dataclass

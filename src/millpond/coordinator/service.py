@@ -31,7 +31,16 @@ from millpond.coordinator.telling import Telling
 from millpond.coordinator.tidying import Tidying
 from millpond.durable.files import Files
 from millpond.durable.landmark import make_landmark, remove_landmarks
-from millpond.errors import BadMessage, BadOption, CorruptFile, MillpondError, Moved, Unavailable, not_trusted
+from millpond.errors import (
+    BadMessage,
+    BadOption,
+    CorruptFile,
+    MillpondError,
+    Moved,
+    PondInUse,
+    Unavailable,
+    not_trusted,
+)
 from millpond.runtime import Runtime, Serial
 from millpond.wire.base import Call, Done, Message, R, SliceId
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
@@ -117,6 +126,7 @@ class CoordinatorService:
             self._runtime,
         )
         self._open = False
+        self._ended = False
 
     @property
     def _record(self) -> PondRecord:
@@ -181,8 +191,13 @@ class CoordinatorService:
                 )
 
     def close(self, checkpoint: bool = True) -> None:
-        """Ends the containers; what they have in their logs is snapshotted first, so that the next start is quick."""
+        """Ends the containers; what they have in their logs is snapshotted first, so that the next start is quick.
+
+        Once it `is_replaced`, the files under the root are another's, and stay as they are.
+        """
         self.elasticity.close()
+        if self._notice_another():
+            return
         if self._open and checkpoint:
             self._open = False
             self._commits.await_all_visible()
@@ -192,6 +207,26 @@ class CoordinatorService:
         if self._slices.landmark:
             with suppress(OSError):
                 remove_landmarks(self._files, self._root)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another coordinator has the root: this one answers nobody, and its containers have ended."""
+        return self._memory.journal.is_taken
+
+    def _notice_another(self) -> bool:
+        """Whether another coordinator has written to the journal. Then containers end: they would answer from what was."""
+        try:
+            self._memory.journal.look()
+        except PondInUse as error:
+            if not self._ended:
+                self._ended = True
+                _log.error("%s", error)
+                self.elasticity.close()
+                self._containers.close()
+            return True
+        except OSError:
+            pass  # the root is away: the journal itself refuses whoever writes later
+        return False
 
     def _checkpoint_for(self, seconds: float) -> None:
         """Checkpoints every container, if that does not take longer: it is only to save time later."""
@@ -218,12 +253,12 @@ class CoordinatorService:
 
     def beat(self) -> None:
         """Asks who is there. To be called often, and by nothing that may be held up."""
-        if self._open:
+        if self._open and not self.is_replaced:
             self._containers.beat()
 
     def maintain(self) -> None:
         """One piece of upkeep: what did not come back is tried again, what is needed no more goes."""
-        if self._open:
+        if self._open and not self._notice_another():
             self._containers.retry()
             if self._slices.astray:
                 self._slices.call_home()
@@ -261,10 +296,11 @@ class CoordinatorService:
             case MoveSlices(slices, to):
                 return self._moves([ticket.id for ticket in elasticity.move(slices, to)])
             case Scale(containers, threads):
-                if threads is not None:
-                    self._set_threads(threads)
-                if containers is not None:
-                    elasticity.scale(containers)
+                set_threads = partial(self._set_threads, threads)
+                if containers is None:
+                    set_threads()
+                else:
+                    elasticity.scale(containers, first=set_threads)
                 return self._moves([], scaling=containers is not None)
             case Rebalance(by):
                 tickets, notes = self._balancing.rebalance(by, "rebalance")
@@ -299,9 +335,10 @@ class CoordinatorService:
         error = "" if change.error is None else str(change.error)
         return Moves(self.elasticity.moves(change.moves), change.what, error, list(notes))
 
-    def _set_threads(self, threads: int) -> None:
-        self._slices.threads = threads
-        self._ask_all(SetThreads(threads))
+    def _set_threads(self, threads: int | None) -> None:
+        if threads is not None:
+            self._slices.threads = threads
+            self._ask_all(SetThreads(threads))
 
     def tell(self, container: int, message: Call[R]) -> R:
         """Asks a container something that is about its process, and nothing that it holds."""
@@ -322,6 +359,8 @@ class CoordinatorService:
     def call(self, message: Any) -> Message:
         if not self._open:
             raise Unavailable("the pond is still opening", hint="try again in a moment", address="")
+        if self.is_replaced:
+            raise self._memory.journal.taken()
         if getattr(message, "reads", False):
             return self._tell_about(message)
         if self._only_reads:

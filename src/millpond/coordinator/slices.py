@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from millpond.wire.house import Adopt, Assign, Confirm, ContainerInfo, Placement
 
 _log = logging.getLogger("millpond")
 REBUILT_S = 60.0
-"""So long after it rebuilt slices of another, nobody rebuilds those of a container that ends."""
+"""So long after a slice was rebuilt by another container, nobody else rebuilds it if that one ends, too."""
 
 
 class Slices:
@@ -63,8 +62,8 @@ class Slices:
         self._versions = placement.Versions()
         self.homes = Homes()
         """Guarded by the memory's lock."""
-        # When containers last rebuilt slices of others.
-        self._rebuilt_s: dict[int, float] = {}
+        # When slices were last rebuilt by another than their owner.
+        self._rebuilt_s: dict[SliceId, float] = {}
         self.threads = 0
 
     def order(self) -> int:
@@ -189,9 +188,9 @@ class Slices:
                 set() if self._move is None or self._move.is_over else {self._move.source, self._move.target}
             )
             peers = sorted(set(self.containers.members.serving) - moving)
-            # Whoever ended soon after it had rebuilt slices of another may have ended over them: they end nobody else.
-            if self._runtime.now() < self._rebuilt_s.get(container, -math.inf) + REBUILT_S:
-                peers = []
+            # Whoever ended soon after it had rebuilt slices of another may have ended over them: these end nobody else.
+            recent_s = self._runtime.now() - REBUILT_S
+            suspect = {number for number, at_s in self._rebuilt_s.items() if at_s > recent_s}
             code = {
                 number
                 for known in record.residents.values()
@@ -199,15 +198,14 @@ class Slices:
                 for number in known.spec.places(record.slices)
             }
             # Nor does user code, from a log that has to run again: who had it runs it.
-            rest = [number for number in record.slices_of(container) if number not in code]
-        moved = self._hand_over(container, dict.fromkeys(rest, peers), from_root=True)
-        for peer in moved:
-            self._rebuilt_s[peer] = self._runtime.now()
+            rest = [number for number in record.slices_of(container) if number not in code | suspect]
+        for number in self._hand_over(container, dict.fromkeys(rest, peers), from_root=True):
+            self._rebuilt_s[number] = self._runtime.now()
 
     def _hand_over(
         self, container: int, holders: Mapping[SliceId, Sequence[int]], *, from_root: bool
-    ) -> set[int]:
-        """Has each slice served by one of those who can, as evenly as can be. Who serves more now."""
+    ) -> list[SliceId]:
+        """Has each slice served by one of those who can, as evenly as can be. Those that went."""
         record = self._memory.record
         counts = Counter(record.owners) if from_root else Counter[int]()
         targets: dict[int, list[SliceId]] = {}
@@ -218,11 +216,11 @@ class Slices:
                 counts[chosen] += 1
                 targets.setdefault(chosen, []).append(number)
         if not targets:
-            return set()
+            return []
         switch = Switch(container, targets, live=False, from_root=from_root)
         self.drive(switch)
         self.promoted += len(switch.moved)
-        return {self._memory.record.owners[number] for number in switch.moved}
+        return switch.moved
 
     def drive(self, switch: Switch, until: switches.Phase | None = None) -> None:
         """Until all is done, but for whoever has to begin anew: that is left to `call_home`. Or until that phase: to go on,

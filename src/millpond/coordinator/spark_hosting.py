@@ -36,11 +36,12 @@ from millpond.coordinator.hosting import (
 )
 from millpond.coordinator.spark_cluster import Cluster, Executor, choose
 from millpond.coordinator.spark_home import Home, TaskLine
-from millpond.coordinator.spark_task import NOT_AT_HOME, ROOT_UNSEEN, ContainerTask, Outcome, machine
+from millpond.coordinator.spark_task import NOT_AT_HOME, ROOT_UNSEEN, ContainerTask, Outcome
 from millpond.errors import ContainerFailed, MillpondError, RootUnseen, error_named
 from millpond.wire.base import Term
 from millpond.wire.home import LEASE_S, Busy, End, Ended, Greeted, Leave, Message, Start
 from millpond.wire.keyring import ContainerKeys
+from millpond.wire.sockets import machine
 
 GRANTS = "grants"
 """The folder of the root with the files by which tasks are known."""
@@ -242,7 +243,8 @@ class SparkHosting:
         return job
 
     def _run_job(self, place: _Place, job: _Job, executor: Executor | None) -> None:
-        task = ContainerTask(self._home.host, self._home.port, self._home.certificate, job.grant_path)
+        home = self._home
+        task = ContainerTask(home.host, home.port, home.certificate, job.grant_path, self._sockets)
         description = f"container {place.container} of the pond at {self._root}"
         error: MillpondError | None = None
         try:
@@ -285,9 +287,9 @@ class SparkHosting:
     # Processes
 
     def _order(self, container: int, incarnation: int, term: Term, line: TaskLine) -> Start:
-        is_here = line.arrived.machine == machine()
+        is_here = line.arrived.machine == machine(self._sockets)
         limits = [str(self._code_seconds), str(self._memory or 0), self._trust]
-        # On another machine the task makes a directory of its own.
+        # Where the directory is not seen, the task makes one of its own.
         sockets = self._sockets if is_here else ""
         arguments = [self._root, sockets, str(container), str(self._threads), *limits]
         keys = self._keys(container, term, "" if is_here else line.arrived.host)

@@ -22,6 +22,7 @@ from millpond.container.printing import log_path
 from millpond.coordinator.hosting import EXIT_TIMEOUT_S, STOP_TIMEOUT_S, Child, command_of, environment_of
 from millpond.durable import crashpoints
 from millpond.wire.home import TICK_S, Arrived, Busy, End, Ended, Greeted, Leave, Line, Start, trusting
+from millpond.wire.sockets import machine
 
 DIAL_S = 15.0
 DIAL_PAUSE_S = 0.5
@@ -50,6 +51,8 @@ class ContainerTask:
     port: int
     certificate: str
     grant_path: str
+    sockets: str
+    """The directory of the pond's sockets, where the driver runs."""
 
     def __call__(self, _: object) -> tuple[str, str, str]:
         here = socket.gethostname()
@@ -58,13 +61,6 @@ class ContainerTask:
         except OSError as error:
             return Outcome(ROOT_UNSEEN, here, error.strerror or str(error))
         return asyncio.run(_Keeper(self, grant, here).run())
-
-
-def machine() -> str:
-    """The running system, which shares its sockets with this process."""
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return socket.gethostname()
 
 
 def _attempt() -> int:
@@ -93,9 +89,8 @@ class _Keeper:
         except OSError as error:
             why = f"{self._task.host}:{self._task.port}: {error.strerror or 'it does not answer'}"
             return Outcome(NOT_AT_HOME, self._host, why)
-        self._line.send(
-            Arrived(self._grant, self._host, machine(), str(self._parent), os.getpid(), _attempt())
-        )
+        where = machine(self._task.sockets)
+        self._line.send(Arrived(self._grant, self._host, where, str(self._parent), os.getpid(), _attempt()))
         watching = asyncio.create_task(self._watch_parent())
         listening = asyncio.create_task(self._listen())
         try:
@@ -115,7 +110,7 @@ class _Keeper:
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     streams = await asyncio.open_connection(self._task.host, self._task.port, ssl=trusted)
-                return Line(*streams)
+                return Line.patient(*streams)
             except OSError:
                 if time.monotonic() + DIAL_PAUSE_S > deadline:
                     raise
@@ -202,7 +197,7 @@ def _run(start: Start) -> Child:
     for name in _NOT_HANDED_ON:
         environment.pop(name, None)
     root, sockets, *others = start.arguments
-    # Not on the pond's own machine: it listens by TLS, and its socket is for the listener alone.
+    # It does not see the pond's own: it listens by TLS, and its socket is for the listener alone.
     sockets = sockets or tempfile.mkdtemp(prefix="millpond-")
     command = [*command_of("hosted"), str(os.getpid()), root, sockets, *others]
     return Child(command, environment, log_path(start.root, start.container))

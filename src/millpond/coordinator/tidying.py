@@ -55,8 +55,9 @@ class Tidying:
         self._tidied = None
         # A container that heard of a slice since would not let go: what it rests on may be another.
         with self._slices.moving, suppress(OSError, Unavailable, StageLost):
-            # Nothing goes that an entry which may be on disk tells of.
+            # Nothing goes that an entry which may be on disk tells of, be it another coordinator's.
             self._memory.settle()
+            self._memory.journal.look()
             record = self._memory.record
             self._tidied = _needed(record) if self._tidy_containers(record) else None
 

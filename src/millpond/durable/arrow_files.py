@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, Final, NamedTuple, NoReturn
 
 import pyarrow as pa
@@ -108,6 +109,52 @@ def write_content(
         files.write(written.temporary, content)
         reach(f"{kind}.append.after")
     return written
+
+
+def write_batches(
+    files: Files,
+    path: str,
+    kind: str,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    metadata: Mapping[str, str],
+) -> tuple[Written, int]:
+    """The first half of `write_table_file`, of batches that are made one by one; the file is there after `settle`. And
+    how many bytes the batches had. An error that they raise leaves nothing.
+    """
+    first, second = next(batches), next(batches, None)
+    if second is None:
+        return write_content(files, path, kind, table_content(schema, [first], metadata)), int(first.nbytes)
+    written = Written(path, path + TEMPORARY, kind)
+    sink = _Buffers()
+    checksum = nbytes = 0
+
+    def put(write: Callable[[str, Sequence[AnyBuffer]], object]) -> None:
+        nonlocal checksum
+        for buffer in sink.written:
+            checksum = zlib.crc32(buffer, checksum)
+        with _told(files, [written]):
+            write(written.temporary, sink.written)
+        sink.written.clear()
+
+    reach(f"{kind}.append.before")
+    try:
+        put(files.write)
+        with pa.ipc.new_stream(
+            pa.PythonFile(sink, mode="w"), _full_schema(schema, metadata), options=_OPTIONS
+        ) as stream:
+            for batch in chain([first, second], batches):
+                stream.write_batch(batch)
+                nbytes += int(batch.nbytes)
+                put(files.append)
+        put(files.append)
+        with _told(files, [written]):
+            files.append(written.temporary, [_TRAILER.pack(MAGIC, VERSION, sink.tell(), checksum)])
+    except Exception:
+        _remove(files, [written])
+        raise
+    reach(f"{kind}.append.after")
+    return written, nbytes
 
 
 def settle(
@@ -228,11 +275,7 @@ def remove_leftovers(files: Files, directory: AnyPath) -> list[str]:
 def _payload(
     schema: pa.Schema, batches: Iterable[pa.RecordBatch], metadata: Mapping[str, str]
 ) -> list[pa.Buffer]:
-    ours = {_PREFIX + key.encode(): value.encode() for key, value in metadata.items()}
-    if _VERSION_KEY in ours:
-        raise BadOption("the metadata key 'version' is the file format's own", option="metadata")
-    _, others = _split_metadata(schema)
-    full = schema.with_metadata({**(others or {}), **ours, _VERSION_KEY: str(VERSION).encode()})
+    full = _full_schema(schema, metadata)
     batches = list(batches)
     if sum(batch.nbytes for batch in batches) <= SMALL_BYTES_MAX:
         copied = pa.BufferOutputStream()
@@ -241,6 +284,14 @@ def _payload(
     sink = _Buffers()
     _write_stream(pa.PythonFile(sink, mode="w"), full, batches)
     return sink.written
+
+
+def _full_schema(schema: pa.Schema, metadata: Mapping[str, str]) -> pa.Schema:
+    ours = {_PREFIX + key.encode(): value.encode() for key, value in metadata.items()}
+    if _VERSION_KEY in ours:
+        raise BadOption("the metadata key 'version' is the file format's own", option="metadata")
+    _, others = _split_metadata(schema)
+    return schema.with_metadata({**(others or {}), **ours, _VERSION_KEY: str(VERSION).encode()})
 
 
 def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:

@@ -40,6 +40,13 @@ SCRATCH_POINTS: Final[tuple[str, ...]] = tuple(
 files let go of. Nothing there is durable: a crash may leave what it likes.
 """
 
+ROUND_POINTS: Final[tuple[str, ...]] = tuple(
+    f"round.{step}.{side}" for step in ("send", "gather") for side in ("before", "after")
+)
+"""Those of containers that run an epoch together: what one sends to one peer, and what it waits for from all. After
+`round.gather.after` comes the next round, or the end of all.
+"""
+
 ENVIRONMENT: Final = "MILLPOND_CRASH"
 
 
@@ -90,7 +97,9 @@ class Plan:
 
 # One lookup answers both "is it declared?" and "is it armed?". Tuples are replaced whole, never changed,
 # so `reach` needs no lock.
-_plans: dict[str, tuple[Plan, ...]] = dict.fromkeys((*POINTS, *WAITING_POINTS, *SCRATCH_POINTS), ())
+_plans: dict[str, tuple[Plan, ...]] = dict.fromkeys(
+    (*POINTS, *WAITING_POINTS, *SCRATCH_POINTS, *ROUND_POINTS), ()
+)
 _arming = threading.Lock()
 
 
@@ -161,7 +170,7 @@ def _check_declared(point: str) -> None:
     if point not in _plans:
         raise BadOption(
             f"there is no crash point {point!r}",
-            hint="millpond.durable.crashpoints declares them all: POINTS, WAITING_POINTS and SCRATCH_POINTS",
+            hint="millpond.durable.crashpoints declares them all: POINTS, and those of waiting rows, scratch and rounds",
             option=point,
         )
 

@@ -58,7 +58,7 @@ class Chain:
                 results = self._sources[-1].frame(_query_of(fired), turn, fired.sparkSession)
             function(results, number)
 
-        self._sources[0].followed_by(self._waits_behind)
+        self._sources[0].followed_by(self._waits_behind, self._sources[-1].owes_update)
         return self._sources[0].to(hand_on)
 
     def finish(self, query: str | None = None) -> pa.Table | None:
@@ -68,7 +68,7 @@ class Chain:
         since the last epoch comes back, each time until something comes again.
         """
         first, *others = self._sources
-        first.followed_by(self._waits_behind)
+        first.followed_by(self._waits_behind, self._sources[-1].owes_update)
         if first.has_sink:
             self._finish_each(query)
             return None

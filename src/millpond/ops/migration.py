@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -47,17 +47,23 @@ class _NoRows(NamedTuple):
 
 
 def migrate_program(
-    client: Client, wanted: ProgramSpec, migrate: bool | Mapping[str, bool | Function | Migration]
+    client: Client,
+    wanted: ProgramSpec,
+    migrate: bool | Mapping[str, bool | Function | Migration],
+    merges: Mapping[str, Code],
 ) -> None:
-    """On return the program is as wanted, but for new fields that are empty. One that there is not yet needs no migration."""
+    """On return the program is as wanted, but for new fields that are empty. One that there is not yet needs no migration.
+
+    `merges` are how fields of the user's own classes merge, where `migrate` does not say it.
+    """
     given = _given(migrate)
     existing = client.specs(ProgramSpec).get(wanted.name)
-    if existing is None or plan_of(existing, wanted, given) is None:
+    if existing is None or plan_of(existing, wanted, given, merges) is None:
         return
 
     def work(plan: EpochPlan, receipts: list[Receipt]) -> MigrationWork:
         # Each time anew: somebody else may have changed the program.
-        planned = plan_of(client.specs(ProgramSpec).get(wanted.name, existing), wanted, given)
+        planned = plan_of(client.specs(ProgramSpec).get(wanted.name, existing), wanted, given, merges)
         if planned is None:
             raise _NothingToDo
         return planned
@@ -71,7 +77,10 @@ def migrate_program(
 
 
 def plan_of(
-    existing: ProgramSpec, wanted: ProgramSpec, given: Mapping[str, Migration] | None
+    existing: ProgramSpec,
+    wanted: ProgramSpec,
+    given: Mapping[str, Migration] | None,
+    merges: Mapping[str, Code] = MappingProxyType({}),
 ) -> MigrationWork | None:
     """What is to be done to `existing`; None if nothing is. `given` is None where all that differs stays as far as it fits."""
     known = {**existing.fields, **wanted.fields}
@@ -93,7 +102,7 @@ def plan_of(
     fields |= {n: f for n, f in wanted.fields.items() if n in (given or {}) and n not in existing.fields}
     if not fields and wanted.lanes == existing.lanes:
         return None
-    return _planned(existing, wanted, fields, given or {})
+    return _planned(existing, wanted, fields, given or {}, merges)
 
 
 def _planned(
@@ -101,6 +110,7 @@ def _planned(
     wanted: ProgramSpec,
     fields: Mapping[str, FieldSpec],
     given: Mapping[str, Migration],
+    merges: Mapping[str, Code],
 ) -> MigrationWork:
     revision = existing.revision + 1
     migrations = {}
@@ -114,9 +124,8 @@ def _planned(
                 f" there are {', '.join(existing.fields)}",
                 option="migrate",
             )
-        migrations[name] = FieldMigration(
-            source, _captured(migration.function, name), _captured(migration.merge, name)
-        )
+        merge = _captured(migration.merge, name) or merges.get(name)
+        migrations[name] = FieldMigration(source, _captured(migration.function, name), merge)
     made = {name: replace(field, since=revision) for name, field in fields.items()}
     after = replace(
         existing, lanes=wanted.lanes, fields={**wanted.fields, **existing.fields, **made}, revision=revision

@@ -17,9 +17,17 @@ class Pace:
     def emits(self, replayed: bool) -> bool:
         """Of the epoch that is about to be committed. One that was committed before has been decided on then."""
         now = self._runtime.now()
-        is_due = self._last is None or now - self._last >= self._every_s
+        is_due = self._is_due(now)
         self._chosen = now if is_due and not replayed else None
         return is_due
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over in which updates are withheld, if they ever are."""
+        return self._every_s > 0 and self._is_due(self._runtime.now())
+
+    def _is_due(self, now: float) -> bool:
+        return self._last is None or now - self._last >= self._every_s
 
     def committed(self) -> None:
         """The epoch that was last asked for has come to pass."""

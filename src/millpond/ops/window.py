@@ -27,6 +27,7 @@ from millpond.ops.update import idle_seconds
 from millpond.ops.window_intake import WindowIntake, check_teachable, columns_of, inferred
 from millpond.schema import format_ddl, parse_ddl
 from millpond.stores.keys import Keys
+from millpond.stores.windows.rowwise import interpreted_reasons
 from millpond.stores.windows.shape import NO_KEY, WindowShape, columns_needed
 from millpond.stores.windows.store import WindowStore
 from millpond.stores.windows.whole import WholeWindows
@@ -55,11 +56,14 @@ LateRows = Callable[[Any, int], Any]
 
 
 class Open(NamedTuple):
-    """What is open in all slices: how many windows, when the last of them ends, and up to when all have fired."""
+    """What is open in all slices: how many windows, when the last of them ends, up to when all have fired, and whether some
+    have changed since they were last sent.
+    """
 
     windows: int
     newest: int | None
     fired: Progress
+    withheld: bool
 
 
 class FiringIntake(Stager, Protocol):
@@ -99,6 +103,7 @@ class FiringSource(ABC):
         self._to: Callable[[Any, int], Any] | None = None
         self._turns = OwnTurns(self)
         self._waits_behind: Callable[[], bool] = lambda: False
+        self._owes_update_behind: Callable[[], bool] = lambda: False
         self._rests = False
         window = spec if isinstance(spec, WindowSpec) else None
         self._pace = Pace(client.runtime, 0 if window is None else window.every / MICROS)
@@ -242,9 +247,11 @@ class FiringSource(ABC):
         finally:
             self._to = None
 
-    def followed_by(self, waits: Callable[[], bool]) -> None:
-        """Something takes in what this fires; `waits` says whether anything there could go on by a turn of this."""
-        self._waits_behind = waits
+    def followed_by(self, waits: Callable[[], bool], owes_update: Callable[[], bool]) -> None:
+        """Something takes in what this fires. `waits` says whether anything there could go on by a turn of this, and
+        `owes_update` whether a turn would give an update there.
+        """
+        self._waits_behind, self._owes_update_behind = waits, owes_update
 
     def fired_in(self, query: str, turn: Turn) -> pa.Table:
         """What a turn of this source fired."""
@@ -320,6 +327,7 @@ class FiringSource(ABC):
             sum(rows.column("open").to_pylist()),
             max(newest, default=None),
             min(rows.column("fired").to_pylist(), default=-math.inf),
+            "withheld" in rows.column_names and any(rows.column("withheld").to_pylist()),
         )
 
     def _hand_over_owed(self, query: str, spark: SparkSession | None) -> None:
@@ -399,16 +407,22 @@ class FiringSource(ABC):
         return self._is_known and (self._is_open() or bool(self._writers().owed))
 
     def due(self) -> Mapping[str, Drain]:
-        """Queries that had rows, where something fires though none come: all sources are silent, or U has gone on."""
+        """Queries that had rows, where something fires though none come: all sources are silent, or U has gone on, or what
+        has changed was withheld until now.
+        """
         if not self._is_known or self._to is None:
             return {}
         turns = self._writers()
-        fires = self._fires(*self._silent())
+        fires = self._fires(*self._silent()) or self.owes_update() or self._owes_update_behind()
         return {
             query: Drain(last.next_drain, last, "")
             for query, last in turns.last.items()
             if fires or query in turns.owed
         }
+
+    def owes_update(self) -> bool:
+        """Whether something has changed that was not sent, because it was too soon, and is no longer."""
+        return self._pace.is_over and self._is_known and self._ask_open().withheld
 
     def _is_open(self) -> bool:
         return self._ask_open().windows > 0 or self._waits_behind()
@@ -504,6 +518,7 @@ class WindowSource(FiringSource):
         commit_staged(
             self._client, intake, query, turn, stage, kind, self._planned(intake, kind), self._history
         )
+        self._pace.committed()
         return self.fired_in(query, turn)
 
     def close(self, query: str, turn: Turn) -> pa.Table:
@@ -607,9 +622,17 @@ def _check_late(late: str | LateRows) -> str | LateRows:
 
 def warn_if_interpreted(spec: WindowSpec) -> None:
     """Compiles a window's own functions to see whether that works; a warning names the reason where it does not."""
-    if not spec.runs_code or spec.value is None:
+    if spec.value is None:
         return
     shape = shape_of(spec)
+    for reason in interpreted_reasons(spec.window, shape.values):
+        warnings.warn(
+            f"a function of window {spec.name!r} runs interpreted, row by row, where rows are read: {reason}",
+            RuleInterpreted,
+            stacklevel=3,
+        )
+    if not spec.runs_code:
+        return
     layout = shape.layout
     reasons = (
         WholeWindows(shape.values, shape.aggregates).interpreted if layout is None else layout.interpreted
@@ -651,6 +674,8 @@ def explain(spec: WindowSpec) -> str:
     way_in = (
         "rows become cells in Spark's workers, before they are sent"
         if shape.layout is not None
+        else "rows with the largest or smallest values of their key are sent, as they are: no others can be in results"
+        if shape.is_sifted
         else "rows are sent as they are: all of them are needed"
     )
     return "\n".join(

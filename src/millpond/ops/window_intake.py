@@ -32,11 +32,13 @@ from millpond.kernels import windows as kernel
 from millpond.ops.code_limit import limited
 from millpond.ops.columns import column_of, keys_of, times_of, values_of
 from millpond.ops.intake import Part
-from millpond.stores import arithmetic, views
+from millpond.stores import views
 from millpond.stores.key_index import KeyIndex
 from millpond.stores.keys import Keys
 from millpond.stores.rows import digest_rows
+from millpond.stores.windows.rowwise import Wanted, row_function
 from millpond.stores.windows.shape import VALUE, WindowShape, parameters
+from millpond.stores.windows.sifting import sifted
 from millpond.times import TIME_MAX, TIME_MIN, Progress, TimeKind, delay_for, format_time
 from millpond.wire.base import KindOfTime
 from millpond.wire.epochs import EpochPlan, Receipt
@@ -150,8 +152,7 @@ class WindowIntake:
         starts, ends = self._spans(times, values)
         cuts = None
         if window.ends_when is not None:
-            flags = _each_row(window.ends_when, self.shape.values, values, len(times), bool)
-            cuts = pa.array(flags, pa.bool_())
+            cuts = pa.array(_each_row(window.ends_when, self.shape.values, values, len(times), "flag"))
         rows = Timely(keys, times, starts, ends, values, cuts)
         is_late = self._is_late(ends, plan.late_below)
         late = int(np.count_nonzero(is_late))
@@ -224,8 +225,7 @@ class WindowIntake:
             gaps = views.longs(column)
         else:
             assert window.gap is not None
-            made = _each_row(window.gap, self.shape.values, values, len(times), arithmetic.whole)
-            gaps = np.array(made, np.int64)
+            gaps = _each_row(window.gap, self.shape.values, values, len(times), "long")
         if len(gaps) and int(gaps.min()) < 1:
             raise BadOption(
                 f"a row of {self.resident!r} has a gap of {int(gaps.min())}",
@@ -282,6 +282,8 @@ class WindowIntake:
 
     def _made_of(self, rows: Timely) -> tuple[Keys, list[Longs], list[pa.Array]]:
         if self.shape.layout is None:
+            if self.shape.is_sifted and len(rows.times):
+                rows = self._sifted(rows)
             spans = {"session": [rows.ends], "assigned": [rows.starts, rows.ends]}.get(
                 self._spec.window.kind, []
             )
@@ -307,9 +309,26 @@ class WindowIntake:
         cells = layout.fold(groups, count, rows.values)
         return rows.keys.take(first[:count]), [starts[:count], ends[:count]], layout.to_arrow(cells)
 
+    def _sifted(self, rows: Timely) -> Timely:
+        """Of each key and pane, rows that may be in results."""
+        index = KeyIndex(self.shape.key_kind, np.zeros(control.SIZE, np.int64))
+        ids = index.assign(rows.keys)
+        groups, firsts = self._groups(rows, ids, len(index))
+        shape = self.shape
+        return rows.take(sifted(shape.values, shape.aggregates, rows.values, groups, firsts))
+
     def _panes(self, rows: Timely, ids: Longs, keys: int) -> tuple[Keys, list[Longs], list[pa.Array]]:
         layout = self.shape.layout
         assert layout is not None
+        groups, chosen = self._groups(rows, ids, keys)
+        cells = layout.fold(groups, len(chosen), rows.values)
+        longs = [rows.starts[chosen]]
+        if self._spec.window.kind == "assigned":
+            longs.append(rows.ends[chosen])
+        return rows.keys.take(chosen), longs, layout.to_arrow(cells)
+
+    def _groups(self, rows: Timely, ids: Longs, keys: int) -> tuple[Longs, Longs]:
+        """Rows by key and pane, and the first row of each; `ids` are of keys, of which there are so many."""
         is_assigned = self._spec.window.kind == "assigned"
         pairs = np.stack([rows.starts, rows.ends], axis=1) if is_assigned else None
         if pairs is not None:
@@ -335,10 +354,7 @@ class WindowIntake:
             count = len(pairs_index)
             firsts = np.empty(count, np.int64)
             firsts[groups[::-1]] = np.arange(len(groups))[::-1]
-        cells = layout.fold(groups, count, rows.values)
-        chosen = firsts[:count]
-        longs = [rows.starts[chosen], *([rows.ends[chosen]] if is_assigned else [])]
-        return rows.keys.take(chosen), longs, layout.to_arrow(cells)
+        return groups, firsts[:count]
 
 
 def _whole(value: Any) -> int:
@@ -360,19 +376,14 @@ def _later(times: Longs, span: int) -> Longs:
 
 
 def _each_row(
-    code: Code, schema: pa.Schema, values: list[pa.Array], rows: int, typed: Callable[[Any], Any]
-) -> list[Any]:
-    """What a function of value columns gives for each row, as `typed` reads it."""
-    names = parameters(code)
-    columns = [values[schema.names.index(name)].to_pylist() for name in names]
-    function = code.load()
+    code: Code, schema: pa.Schema, values: list[pa.Array], rows: int, wanted: Wanted
+) -> npt.NDArray[Any]:
+    """What a function of value columns gives for each row."""
+    columns = [values[schema.names.index(name)] for name in parameters(code)]
     try:
+        function = row_function(code, schema, wanted)
         with limited(f"{code.name!r}, which is called for each row,"):
-            return (
-                [typed(function(*row)) for row in zip(*columns, strict=True)]
-                if columns
-                else [typed(function()) for _ in range(rows)]
-            )
+            return function(columns, rows)
     except CodeTookTooLong:
         raise
     except OF_THE_MACHINE:

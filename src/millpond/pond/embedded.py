@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import IO, NamedTuple
 
 from millpond import private
@@ -116,7 +115,12 @@ class EmbeddedPond:
             else SparkHosting(self._cluster, *where, *limits)
         )
         coordinator.start(hosting, containers, slices, backups)
-        renew = partial(passes.maintain, coordinator.tell)
+
+        def renew() -> None:
+            # What another pond at this root hands out lies at the same paths.
+            if not coordinator.is_replaced:
+                passes.maintain(coordinator.tell)
+
         self._every(UPKEEP_S, "millpond-coordinator", coordinator.maintain, renew)
         self._every(BEAT_S, "millpond-beat", coordinator.beat)
 
@@ -172,7 +176,10 @@ class EmbeddedPond:
     def client(self) -> Client:
         assert self._server is not None
         assert self._passes is not None
-        link = Link(self._server.address, self._passes.task_file, self._elsewhere, machine())
+        assert self._sockets is not None
+        link = Link(
+            self._server.address, self._passes.task_file, self._elsewhere, machine(self._sockets.path)
+        )
         dial = FlightDialer(self._passes.client())
         return Client(LocalConnection(self._coordinator), dial, link=link)
 
@@ -180,8 +187,10 @@ class EmbeddedPond:
         atexit.unregister(self.close)
         self._closing.set()
         # The coordinator first: calls that wait for a container are let go, and the server need not wait for them.
+        is_replaced = False
         if self._coordinator is not None:
             self._coordinator.close()
+            is_replaced = self._coordinator.is_replaced
             self._coordinator = None
         if self._gate is not None:
             self._gate.close()
@@ -189,11 +198,16 @@ class EmbeddedPond:
         if self._server is not None:
             self._server.shutdown()
             self._server = None
+        # Once the root is another's, so are the files and sockets at these paths.
         if self._passes is not None:
-            self._passes.close()
+            if not is_replaced:
+                self._passes.close()
             self._passes = None
         if self._sockets is not None:
-            self._sockets.remove()
+            if is_replaced:
+                self._sockets.close()
+            else:
+                self._sockets.remove()
             self._sockets = None
         if self._lock_file is not None:
             self._lock_file.close()

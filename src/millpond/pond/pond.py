@@ -377,7 +377,7 @@ class Pond:
         # Here, as for windows: containers find compiled what they would compile.
         warm_up_for(field.types for field in spec.fields.values())
         if migrate is not False:
-            migrate_program(self._client, spec, migrate)
+            migrate_program(self._client, spec, migrate, graph.merges)
         self._client.call(OpenResident(spec))
         self._programs.append(Program(self._client, self._client.specs(ProgramSpec)[name], graph))
         return self._programs[-1]

@@ -15,7 +15,7 @@ from millpond.ops.direct import DirectReads
 from millpond.ops.direct_writes import RESULT, DirectWrites, as_name, column_of, operator_name
 from millpond.ops.program import ProgramCall
 from millpond.programs.entries import entries_in, field_specs, name_since, place_of, value_of
-from millpond.programs.graph import Graph, Method
+from millpond.programs.graph import BY_COLUMN, Graph, Method, across
 from millpond.programs.rows import ONCE
 from millpond.wire.base import check_name
 from millpond.wire.epochs import AskTurns
@@ -175,7 +175,10 @@ class Program:
                 shown = value.tolist() if spec.element == "dense" else value
                 lanes.setdefault(entry.lane, {})[place_of(spec, entry)] = shown
         ordered = {lane: dict(sorted(found.items())) for lane, found in sorted(lanes.items())}
-        return ordered if spec.kind == "partial" else next(iter(ordered.values()), {})
+        if spec.kind == "partial":
+            return ordered
+        whole: dict[Any, Any] = next(iter(ordered.values()), {})
+        return across(whole) if spec.key == BY_COLUMN else whole
 
     def _method(self, name: str) -> Method:
         for method in self.graph.methods:

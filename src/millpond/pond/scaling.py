@@ -26,24 +26,34 @@ def await_moves(
     `progress` shows how far it is on standard error; None does so where that is a terminal. With `scaling`, the number of
     containers changes, too.
     """
-    ids = [move.id for move in asked.moves]
+    known = {move.id: move for move in asked.moves}
+    ids = list(known)
     for note in asked.notes:
         _log.warning("%s", note)
 
     def ask() -> Moves:
-        return client.call(AskMoves(ids, scaling))
+        moves = client.call(AskMoves(ids, scaling))
+        known.update((move.id, move) for move in moves.moves)
+        return moves
 
     moves = _watched(ask, what) if _is_shown(progress) else _unwatched(ask)
     if moves.error:
         raise Unavailable(f"{what} failed: {moves.error}", hint="what moved stays where it is", address="")
-    failed = [move for move in moves.moves if move.stage == "failed"]
+    failed = [move for move in known.values() if move.stage == "failed"]
     if failed:
         raise Unavailable(
-            f"{len(failed)} of {len(moves.moves)} moves failed: {failed[0].error}",
+            f"{len(failed)} of {len(known)} moves failed: {failed[0].error}",
             hint="those slices are served where they were; try again",
             address="",
         )
-    return moves.moves
+    forgotten = [move for move in known.values() if not move.is_over]
+    if forgotten:
+        raise Unavailable(
+            f"what became of {len(forgotten)} of {len(known)} moves is not remembered any more",
+            hint="pond.placement() tells where slices are",
+            address="",
+        )
+    return list(known.values())
 
 
 def _is_over(moves: Moves) -> bool:

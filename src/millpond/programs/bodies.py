@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from millpond.programs.elements import DenseMatrix, Matrix, Vector
-from millpond.programs.graph import Graph, Task
+from millpond.programs.elements import DenseMatrix, Matrix, StateElement, Vector
+from millpond.programs.elements.own import Bound
+from millpond.programs.graph import Graph, OwnClass, Task
 from millpond.programs.merging import average, total
 
 Body = Callable[..., tuple[int, tuple[Any, ...]]]
@@ -27,7 +28,30 @@ _BUILTINS = {name: value for name, value in vars(builtins).items() if name not i
 def bodies(graph: Graph) -> dict[tuple[str, int], Body]:
     """The function of each task, by method and number."""
     functions = {code.name: code.load() for code in graph.functions}
-    return {(m.name, t.number): _loaded(m.name, t, functions) for m in graph.methods for t in m.tasks}
+    own = {field: each for each in graph.own for field in each.fields}
+    classes = {each.name: _class(each) for each in graph.own}
+    return {
+        (m.name, t.number): _over(_loaded(m.name, t, functions), t, classes[own[t.field].name])
+        if t.field in own
+        else _loaded(m.name, t, functions)
+        for m in graph.methods
+        for t in m.tasks
+    }
+
+
+def _class(own: OwnClass) -> type[StateElement[Any, Any]]:
+    """The user's class again, from its text."""
+    members: dict[str, Any] = {code.name: code.load() for code in own.methods}
+    return type(own.name, (StateElement,), {**dict(own.constants), **members})
+
+
+def _over(body: Body, task: Task, cls: type[StateElement[Any, Any]]) -> Body:
+    """The task with an object of that class for the map that it is over."""
+
+    def over(state: Any, *inputs: Any) -> tuple[int, tuple[Any, ...]]:
+        return body(Bound(cls, state, task.access == "partitioned"), *inputs)
+
+    return over
 
 
 def _loaded(method: str, task: Task, functions: dict[str, Any]) -> Body:

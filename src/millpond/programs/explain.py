@@ -47,8 +47,10 @@ def _lines(graph: Graph) -> list[str]:
     ]
     for field in graph.fields:
         spread = f"{graph.lanes} lanes" if field.kind == "partial" else f"by {field.key}"
+        own = graph.class_of(field.name)
+        element = field.element if own is None else own.name
         out.append(
-            f"  {field.name}: {field.kind} {field.element}, {spread}, values {field.value}, round {field.level + 1}"
+            f"  {field.name}: {field.kind} {element}, {spread}, values {field.value}, round {field.level + 1}"
         )
     for method in graph.methods:
         out += ["", heading(method)]

@@ -11,6 +11,8 @@ import msgspec
 from millpond.code.capture import Code
 
 Access = Literal["partitioned", "lane", "everywhere", "none"]
+BY_COLUMN = "column"
+"""In place of the type of a field's keys: it is a matrix by column, whose entries have the column before the row."""
 RETURNS, REJECTS = -1, -2
 """What a task names instead of the next one, when the call ends: with a result, or with a reason."""
 
@@ -25,6 +27,10 @@ class Field(NamedTuple):
     value: str
     level: int
     line: int
+
+    @property
+    def by_column(self) -> bool:
+        return self.key == BY_COLUMN
 
 
 class Variable(NamedTuple):
@@ -85,6 +91,25 @@ def first_key(kinds: Mapping[str, str]) -> str:
     return next((name for name, kind in kinds.items() if kind in ("long", "string")), "")
 
 
+class OwnClass(NamedTuple):
+    """A state class of the user's, and the fields that are of it: methods over a map. `constants` are numbers and texts.
+
+    `merged` makes one of two values of a key, where lanes become one.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    methods: tuple[Code, ...]
+    constants: tuple[tuple[str, bool | int | float | str], ...]
+    merged: Code | None = None
+
+
+def across(entries: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Entries of a matrix by column with the row first, ascending."""
+    found = {(row, column): value for (column, row), value in entries.items()}
+    return {place: found[place] for place in sorted(found)}
+
+
 class Graph(NamedTuple):
     """A program: `levels` are the names of fields, round by round.
 
@@ -102,6 +127,7 @@ class Graph(NamedTuple):
     serial: bool
     why: tuple[str, ...]
     functions: tuple[Code, ...]
+    own: tuple[OwnClass, ...] = ()
 
     @property
     def version(self) -> str:
@@ -111,11 +137,20 @@ class Graph(NamedTuple):
             method._replace(line=0, tasks=tuple(task._replace(line=0, lines=()) for task in method.tasks))
             for method in self.methods
         ]
-        told = (self.lanes, self.max_rounds, fields, methods, self.functions)
+        told = (self.lanes, self.max_rounds, fields, methods, self.functions, self.own)
         return hashlib.blake2b(msgspec.msgpack.encode(told), digest_size=8).hexdigest()
 
     def field(self, name: str) -> Field:
         return next(field for field in self.fields if field.name == name)
+
+    @property
+    def merges(self) -> dict[str, Code]:
+        """By field, how its class merges two values of a key."""
+        return {field: own.merged for own in self.own if own.merged is not None for field in own.fields}
+
+    def class_of(self, field: str) -> OwnClass | None:
+        """The user's own class that the field is of."""
+        return next((own for own in self.own if field in own.fields), None)
 
     def method(self, name: str) -> Method:
         return next(method for method in self.methods if method.name == name)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from millpond.errors import BadOption, ProgramFailed
 from millpond.programs.bodies import bodies, file_of
 from millpond.programs.elements import DenseMatrix, Element, Map, Matrix, Vector
-from millpond.programs.graph import REJECTS, RETURNS, Field, Graph, Method, Task
+from millpond.programs.graph import REJECTS, RETURNS, Field, Graph, Method, Task, across
 from millpond.programs.slicing import SLICES, lane_of, slice_of
 from millpond.programs.values import fit
 
@@ -145,7 +145,8 @@ class LocalRun:
                 found[field.name] = entries
             else:
                 merged = {key: value for part in entries for key, value in part.items()}
-                found[field.name] = {key: merged[key] for key in sorted(merged)}  # type: ignore[type-var] # keys of one type
+                ordered = {key: merged[key] for key in sorted(merged)}  # type: ignore[type-var] # keys of one type
+                found[field.name] = across(ordered) if field.by_column else ordered
         return found
 
     def validate(self) -> None:

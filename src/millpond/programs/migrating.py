@@ -15,6 +15,7 @@ from millpond.errors import SchemaMismatch
 from millpond.programs.decided import Place
 from millpond.programs.elements import Element
 from millpond.programs.elements.element import index_of
+from millpond.programs.graph import BY_COLUMN
 from millpond.programs.merging import plus
 from millpond.programs.values import fit, inner_of
 from millpond.wire.programs import FieldSpec, ProgramSpec
@@ -40,8 +41,8 @@ def made_of(function: Function | None, source: FieldSpec, place: Place, value: A
     """The keys and values that come of an entry, as the user gives them. What the user gets is a copy."""
     shown = value.tolist() if source.element == "dense" else fit(value, source.value)
     if function is None:
-        return [(place, shown)]
-    given = function(place, shown)
+        return [(_told(source, place), shown)]
+    given = function(_told(source, place), shown)
     if given is None:
         return []
     pairs = given if isinstance(given, list) else [given]
@@ -51,6 +52,11 @@ def made_of(function: Function | None, source: FieldSpec, place: Place, value: A
                 f"{pair!r} is no key with its value: a tuple of two is expected, a list of them, or None"
             )
     return pairs
+
+
+def _told(spec: FieldSpec, place: Place) -> Place:
+    """A place as the user has it; of a matrix by column, which has the column first, the row is first there. And back."""
+    return (place[1], place[0]) if spec.key == BY_COLUMN else place
 
 
 def fitted_place(spec: FieldSpec, key: Any) -> Place:
@@ -64,7 +70,7 @@ def fitted_place(spec: FieldSpec, key: Any) -> Place:
         return index_of(key)
     if not isinstance(key, tuple) or len(key) != 2:
         raise TypeError(f"{key!r} is no place in a matrix: (row, column) is expected")
-    return index_of(key[0]), index_of(key[1])
+    return _told(spec, (index_of(key[0]), index_of(key[1])))
 
 
 def fitted_value(spec: FieldSpec, value: Any) -> Any:

@@ -15,8 +15,9 @@ from typing import Any
 
 from millpond.errors import BadOption
 from millpond.programs.annotations import Kind, ProgramOptions
-from millpond.programs.elements import Element, Map
-from millpond.programs.graph import Graph, first_key
+from millpond.programs.elements import Element, Map, StateElement
+from millpond.programs.elements.own import Bound
+from millpond.programs.graph import Graph, across, first_key
 from millpond.programs.merging import READING_EVERYWHERE, WRITING_EVERYWHERE, Collection
 from millpond.programs.slicing import SLICES, lane_of
 
@@ -64,9 +65,13 @@ class _State:
             self.elements[name] = [_made(element) for _ in range(count)]
         self.partitioned = {name for name, (kind, _) in _fields(cls).items() if kind == "partitioned"}
 
+        graph: Graph = cls.__millpond_graph__  # type: ignore[attr-defined] # a program's
+        self.by_column = {field.name for field in graph.fields if field.by_column}
+
     def field(self, name: str) -> Any:
         if name in self.partitioned:
-            return _Keyed(self, self.elements[name][0])
+            by = _ByColumn if name in self.by_column else _Keyed
+            return by(self, self.elements[name][0])
         return _Lane(self, self.elements[name])
 
     def lane(self) -> int:
@@ -77,7 +82,11 @@ class _State:
 
     def entries(self) -> dict[str, Any]:
         return {
-            name: elements[0].entries() if name in self.partitioned else [e.entries() for e in elements]
+            name: [each.entries() for each in elements]
+            if name not in self.partitioned
+            else across(elements[0].entries())
+            if name in self.by_column
+            else elements[0].entries()
             for name, elements in self.elements.items()
         }
 
@@ -111,6 +120,41 @@ class _Keyed:
     def pop(self, place: Any, *default: Any) -> Any:
         return self._at(place).pop(place, *default)
 
+    def __getattr__(self, name: str) -> Any:
+        """A method of a class of the user's: its first argument is the key."""
+        if not isinstance(self._element, StateElement):
+            raise AttributeError(name)  # noqa: TRY004 - what Python asks for
+
+        def method(key: Any, *given: Any) -> Any:
+            element = self._at(key)
+            return getattr(Bound(type(element), element.state, by_key=True), name)(key, *given)
+
+        return method
+
+
+class _ByColumn(_Keyed):
+    """A matrix of which columns are accessed: it is kept turned."""
+
+    def __getitem__(self, place: Any) -> Any:
+        return super().__getitem__(_turned(place))
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        super().__setitem__(_turned(place), value)
+
+    def __delitem__(self, place: Any) -> None:
+        super().__delitem__(_turned(place))
+
+    def __contains__(self, place: Any) -> bool:
+        return super().__contains__(_turned(place))
+
+    def column(self, column: Any) -> Any:
+        return super().__getitem__(column).copy()
+
+
+def _turned(place: Any) -> Any:
+    row, column = place
+    return column if isinstance(row, slice) else (column, row)
+
 
 class _Lane:
     """A partial field, in the lane that the call has at the first operation; `everywhere` can ask for the others.
@@ -134,7 +178,10 @@ class _Lane:
 
     def __getattr__(self, name: str) -> Any:
         def operation(*args: Any, **kwargs: Any) -> Any:
-            return getattr(self._element, name)(*args, **kwargs)  # arguments come first, and their keys
+            element = self._element  # arguments come first, and their keys
+            if isinstance(element, StateElement):
+                element = Bound(type(element), element.state, by_key=False)
+            return getattr(element, name)(*args, **kwargs)
 
         return operation
 
@@ -162,6 +209,10 @@ class _Everywhere:
         self._lanes = lanes
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        own = [lane for lane in self._lanes if isinstance(lane, StateElement)]
+        if own:
+            lanes = [Bound(type(lane), lane.state, by_key=False) for lane in own]
+            return lambda *args: Collection([getattr(lane, name)(*args) for lane in lanes])
         if name not in READING_EVERYWHERE | WRITING_EVERYWHERE:
             raise TypeError(f"{name} cannot be done everywhere: what is done there changes nothing")
         return lambda *args: Collection([getattr(lane, name)(*args) for lane in self._lanes])

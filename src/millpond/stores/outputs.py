@@ -149,6 +149,25 @@ class Outputs:
         """For a snapshot: each turn's rows under a name, from which `load` reads them."""
         return [(_name(*key), rows) for key, rows in self._all()]
 
+    def pieces(self) -> Iterator[tuple[str, pa.Table]]:
+        """The same as it is now, some rows of a turn after the others: what is elsewhere is read when it is asked for."""
+        kept = [
+            (_name(writer, turn), kept.rows)
+            for writer, turns in self._kept.items()
+            for turn, kept in turns.items()
+        ]
+
+        def read() -> Iterator[tuple[str, pa.Table]]:
+            for name, rows in kept:
+                if isinstance(rows, pa.Table):
+                    yield name, rows
+                    continue
+                yield name, rows.schema.empty_table()
+                for batch in rows.batches():
+                    yield name, pa.Table.from_batches([batch])
+
+        return read()
+
     def changed(self) -> tuple[list[tuple[str, pa.Table]], list[str]]:
         """What came since all were last clean, under names; and the names of all that are kept, in their order."""
         every = self._all()
@@ -175,8 +194,12 @@ class Outputs:
         ]
 
     def load(self, name: str, rows: pa.Table) -> None:
+        """Rows of a turn, behind those that were loaded of it before."""
         writer, epoch, drain = name.split(" ")
-        self._kept.setdefault(writer, {})[Turn(Epoch(int(epoch)), int(drain))] = _Kept.of(rows)
+        turn = Turn(Epoch(int(epoch)), int(drain))
+        turns = self._kept.setdefault(writer, {})
+        before = turns.get(turn)
+        turns[turn] = _Kept.of(rows if before is None else pa.concat_tables([before.table, rows]))
 
 
 def _name(writer: str, turn: Turn) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 PARTS = pa.schema([("kind", pa.string()), ("name", pa.string()), ("rows", pa.large_binary())])
 """One row for each table, which is an Arrow stream."""
+
+
+PACK_BYTES = 4 << 20
+"""What is made of parts at once, about, where there are many."""
 
 
 class Part(NamedTuple):
@@ -26,6 +30,19 @@ def pack(parts: Sequence[Part]) -> pa.RecordBatch:
         _streams_of([part.rows for part in parts]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PARTS)
+
+
+def in_packs(parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
+    """The same, so many tables in a batch that it has some bytes: in their order, made one by one."""
+    some: list[Part] = []
+    size = 0
+    for part in parts:
+        if some and size + part.rows.nbytes > PACK_BYTES:
+            yield pack(some)
+            some, size = [], 0
+        some.append(part)
+        size += part.rows.nbytes
+    yield pack(some)
 
 
 def unpack(batch: pa.RecordBatch) -> Iterator[Part]:

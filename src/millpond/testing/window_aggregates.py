@@ -1,7 +1,7 @@
 """What the rows of a window come to, in plain Python: each aggregate is a function of all of them, in time order.
 
-Rows of one time are in the order of their arrival. Nulls of the column count for `collect` alone; of no value that is not
-null, an aggregate is None, and a count 0. NaN is above every number.
+Rows of one time are in the order of their arrival. Nulls of the column count for `collect`, `latest` and functions alone; of
+no value that is not null, an aggregate is None, and a count 0. NaN is above every number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from millpond.errors import BadOption, TotalOverflow
+from millpond.errors import BadOption
 
 Aggregate: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], Any]
 """Of the rows of a window, each by column."""
@@ -25,7 +25,7 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def total(column: str) -> Aggregate:
-    """Exact for integers, whatever the order: only a total that fits no long overflows. Of doubles, rounded once."""
+    """Exact for integers, whatever the order: only a total that fits no long is None. Of doubles, rounded once."""
     return _of_values(column, _total)
 
 
@@ -55,15 +55,35 @@ def median(column: str) -> Aggregate:
 
 
 def percentile(p: float, column: str) -> Aggregate:
-    """A double, p from 0 to 100: at p / 100 of the way from the smallest to the largest, in between by a straight line."""
-    if not 0 <= p <= 100:
-        raise BadOption(f"p={p}", hint="from 0 to 100", option="p")
+    """A double, p from 0 to 1: at that share of the way from the smallest to the largest, in between by a straight line."""
+    if not 0 <= p <= 1:
+        raise BadOption(f"p={p}", hint="from 0 to 1", option="p")
     return _of_values(column, lambda values: _percentile(values, p))
 
 
 def collect(column: str) -> Aggregate:
     """All values with the nulls, in time order."""
     return lambda rows: [row[column] for row in rows]
+
+
+def latest(column: str) -> Aggregate:
+    """The value of the last row, also where that is null."""
+    return lambda rows: rows[-1][column] if rows else None
+
+
+def where_largest(column: str, *columns: str) -> Aggregate:
+    """Of all rows with the largest value, in time order, these columns; none where all are null."""
+    names = list(dict.fromkeys((column, *columns)))
+
+    def of_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
+        best = max((_nan_last(value) for value in _values(rows, column)), default=None)
+        return [
+            {name: row[name] for name in names}
+            for row in rows
+            if row[column] is not None and _nan_last(row[column]) == best
+        ]
+
+    return of_rows
 
 
 def user(
@@ -82,13 +102,8 @@ def user(
 
 
 def function(compute: Callable[..., Any], *columns: str) -> Aggregate:
-    """`compute(first column, second, ...)`, lists in time order, of the rows that are not null in any of them."""
-
-    def of_rows(rows: Sequence[Mapping[str, Any]]) -> Any:
-        whole = [row for row in rows if all(row[column] is not None for column in columns)]
-        return compute(*([row[column] for row in whole] for column in columns)) if whole else None
-
-    return of_rows
+    """`compute(first column, second, ...)`, lists in time order, of all rows: a null is None there."""
+    return lambda rows: compute(*([row[column] for row in rows] for column in columns))
 
 
 def _of_values(column: str, compute: Callable[[list[Any]], Any]) -> Aggregate:
@@ -116,7 +131,7 @@ def _sum(values: list[Any]) -> Any:
 def _total(values: list[Any]) -> Any:
     result = _sum(values)
     if isinstance(result, int) and not -(2**63) <= result < 2**63:
-        raise TotalOverflow(f"the total {result} does not fit a long", rows=1)
+        return None
     return result
 
 
@@ -130,7 +145,7 @@ def _median(values: list[Any]) -> float:
 
 def _percentile(values: list[Any], p: float) -> float:
     ordered = sorted(values, key=_nan_last)
-    place = p / 100 * (len(ordered) - 1)
+    place = p * (len(ordered) - 1)
     below = min(math.floor(place), len(ordered) - 1)
     above = min(below + 1, len(ordered) - 1)
     share = place - below

@@ -67,7 +67,7 @@ class KnownSession:
 class WindowOracle:
     """One window operator. `sources` are its inputs, with the delay of each; without, there is one, "feed".
 
-    An epoch that is refused has changed nothing. After an aggregate that cannot be given (`TotalOverflow`, a user's error)
+    An epoch that is refused has changed nothing. After an aggregate that cannot be given (a user's error)
     the oracle is of no more use. `key` names the key's column, or the columns of a key that is a tuple. `emit` is as told above.
     """
 

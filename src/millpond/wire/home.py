@@ -5,8 +5,11 @@
     task      Greeted, or Ended, and Ended whenever it ends
     driver    End: that container; Leave: the task ends, and with it what it keeps
 
-Both sides send a beat twice a second. Who hears nothing for `LEASE_S` takes the other for gone. That is counted in turns
-of the own loop, not by a clock: a process that was stopped for a while has heard nothing, but gives the other its time.
+Both sides send a beat twice a second. A driver that hears nothing for `LEASE_S` takes the task for gone. A task is more
+patient, as all containers would end with their driver: one that has ended hangs up at once, and of a machine that is gone, or
+out of reach, nothing that was sent is acknowledged for `LEASE_S`. Whose system acknowledges it and who says nothing has been
+stopped, and is given `STOPPED_S`. Silence is counted in turns of the own loop, not by a clock: a process that was stopped for
+a while has heard nothing, but gives the other its time.
 
 The line is TLS, whatever the address. The driver's certificate is made for one opening of a pond, and signs itself: tasks
 get it with their code, and trust no other. Its key never leaves the driver's process.
@@ -18,10 +21,12 @@ import asyncio
 import datetime
 import os
 import secrets
+import socket
 import ssl
 import struct
 import tempfile
 from collections.abc import AsyncIterator
+from typing import Self
 
 import msgspec
 from cryptography import x509
@@ -32,15 +37,15 @@ from millpond.errors import BadMessage
 
 TICK_S = 0.5
 LEASE_S = 10.0
-_LEASE_TICKS = int(LEASE_S / TICK_S)
+STOPPED_S = 60.0
 MESSAGE_BYTES_MAX = 1 << 20
 ARRIVED_BYTES_MAX = 4 << 10
 _LENGTH = struct.Struct("!I")
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True):
-    """The task's first words. `executor` names the process in which it runs, `machine` the running system, `attempt` is
-    Spark's own number of it.
+    """The task's first words. `executor` names the process in which it runs, `machine` from where it reaches the
+    pond's sockets, `attempt` is Spark's own number of it.
     """
 
     grant: str
@@ -156,13 +161,29 @@ def _load(context: ssl.SSLContext, pem: bytes) -> None:
 
 
 class Line:
-    """One end of a line. All of it runs in the thread of one event loop."""
+    """One end of a line. All of it runs in the thread of one event loop. The other end is gone after `silent_s_max`, by
+    default `LEASE_S`.
+    """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silent_s_max: float | None = None
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._silent_ticks_max = int((silent_s_max or LEASE_S) / TICK_S)
         self.fell_silent = False
         """Whether the line ended as nothing was heard any more."""
+
+    @classmethod
+    def patient(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Self:
+        """A task's end, which tells a driver that was stopped from a machine that is gone; where the system cannot, neither
+        is waited for.
+        """
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+        if option is None:
+            return cls(reader, writer)
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, int(1000 * LEASE_S))
+        return cls(reader, writer, STOPPED_S)
 
     def send(self, message: Message) -> None:
         data = msgspec.msgpack.encode(message)
@@ -191,7 +212,7 @@ class Line:
                 receiving = receiving or asyncio.create_task(self.receive())
                 if not (await asyncio.wait([receiving], timeout=TICK_S))[0]:
                     silent_ticks += 1
-                    if silent_ticks >= _LEASE_TICKS:
+                    if silent_ticks >= self._silent_ticks_max:
                         self.fell_silent = True
                         return
                     continue

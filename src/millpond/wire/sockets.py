@@ -37,13 +37,22 @@ def container_name(container: int, term: int) -> str:
     return f"container-{container}-t{term}-{secrets.token_hex(4)}"
 
 
-def machine() -> str:
-    """What tells this machine from others: on another one, a socket is seen where both see its directory, and reached by nobody."""
+def machine(directory: str) -> str:
+    """From where the sockets in that directory are reached: the same for all processes that reach each other by them.
+
+    On another system a socket is seen where both see its directory, and reached by nobody; and of two containers of one
+    system, as pods are, each may have another directory at that path, or none. Then it is empty.
+    """
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return ""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
+            system = file.read().strip()
     except OSError:
-        return socket.gethostname()
+        system = socket.gethostname()
+    return f"{system} {found.st_dev} {found.st_ino}"
 
 
 def is_name(name: str) -> bool:

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -201,6 +201,18 @@ class Frozen(Protocol):
     def export(self) -> pa.RecordBatch: ...
 
 
+@runtime_checkable
+class InPieces(Frozen, Protocol):
+    """What may be more than memory has room for."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """One at least, made one by one, once. A store loads them one after the other."""
+
+
+def pieces_of(frozen: Frozen) -> Iterator[pa.RecordBatch]:
+    return frozen.batches() if isinstance(frozen, InPieces) else iter([frozen.export()])
+
+
 class Store(Protocol):
     """What a slice holds, as far as checkpoints go. It knows what has changed since it was last `clean`."""
 
@@ -237,6 +249,13 @@ class Saved(NamedTuple):
     @property
     def files(self) -> tuple[str, ...]:
         return (self.base, *self.deltas)
+
+
+def load_pieces(holding: Holding[Any], held: HeldSlice[Any], batches: Iterable[pa.RecordBatch]) -> None:
+    """A slice that is being rebuilt takes in what `pieces_of` another gave."""
+    for batch in batches:
+        held.store.load(batch)
+        holding.loaded(held)
 
 
 _S = TypeVar("_S", bound=Store)
@@ -317,6 +336,8 @@ class Holding(ABC, Generic[_S]):
     snapshot_schema: pa.Schema
     work_type: ClassVar[type[Work]]
     """What its epochs bring."""
+    in_pieces = False
+    """Whether snapshots, each of which is whole, may be many batches."""
     sweeps_code = False
     """Whether upkeep runs user code."""
 
@@ -444,6 +465,9 @@ class Holding(ABC, Generic[_S]):
         """The resident was opened again, and may have grown."""
         if resident.spec != self.resident.spec:
             raise BadMessage(f"{resident.spec.name} is held here with another schema")
+
+    def fit(self, held: HeldSlice[_S]) -> None:
+        """Makes a slice one of the resident as it is now, if it is of the resident before it grew. The caller holds its lock."""
 
     def is_stale(self, snapshot: pa.RecordBatch) -> bool:
         """Whether a snapshot holds what the resident does not have any more."""

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from msgspec.structs import replace
 
-from millpond.container.holdings.base import Means
+from millpond.container.holdings.base import HeldSlice, Means
 from millpond.container.holdings.firing import FiringHolding, exists_otherwise
 from millpond.errors import BadMessage
 from millpond.schema import check_key_types, format_ddl
@@ -50,7 +50,16 @@ class DedupHolding(FiringHolding[DedupStore]):
         self._shape = DedupShape(resident.spec)
         for held in list(self.slices.values()):
             with held.lock:
-                held.store = self.new_store()
+                self.fit(held)
+
+    def fit(self, held: HeldSlice[DedupStore]) -> None:
+        if held.store.shape.staged != self._shape.staged:
+            held.store = self.new_store()
+
+    @property
+    def may_rest(self) -> bool:
+        # Whether a row passed hangs on rows before it that are forgotten, and so on: only a snapshot tells.
+        return False
 
     def staged(self, names: Sequence[str]) -> pa.Schema:
         return self._shape.staged

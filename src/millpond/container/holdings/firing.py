@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record, Size
 from millpond.container.holdings.keyed import KeyedHolding, Portion
+from millpond.container.holdings.resting import RestingHolding
 from millpond.errors import BadMessage, NullTime, SchemaMismatch
 from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.outputs import Outputs, in_batches
@@ -41,10 +42,11 @@ OPEN = pa.schema(
 _F = TypeVar("_F", bound=FiringStore)
 
 
-class FiringHolding(KeyedHolding[_F]):
+class FiringHolding(RestingHolding[_F]):
     """A kind gives its stores, and says which columns rows have."""
 
     snapshot_schema = PARTS
+    in_pieces = True
     work_type = WindowWork
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
@@ -59,6 +61,14 @@ class FiringHolding(KeyedHolding[_F]):
     @abstractmethod
     def keys(self) -> pa.Schema:
         """The key's columns, as users see them."""
+
+    @property
+    def may_rest(self) -> bool:
+        return True
+
+    @property
+    def time_column(self) -> int:
+        return 1
 
     @property
     def new_rows(self) -> NewRows:
@@ -110,6 +120,7 @@ class FiringHolding(KeyedHolding[_F]):
 
         def take_in(held: HeldSlice[_F], portions: list[Portion]) -> None:
             with held.changing(record.writer, record.turn):
+                held.store.begin_after(work.after)
                 pairs = [(portion.keys, portion.batch) for portion in portions]
                 rows = held.store.run(pairs, work.watermark, work.closes, work.time_kind)
                 held.store.keep(record.writer, record.turn, rows)

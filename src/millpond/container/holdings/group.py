@@ -146,13 +146,16 @@ class GroupHolding(Holding[GroupStore]):
         if resident.spec == self.resident.spec:
             return
         assert isinstance(resident.spec, GroupSpec)
+        self.resident = resident
         for held in list(self.slices.values()):
             with held.lock:
-                if held.store.set_tables(resident.spec.tables):
-                    # Another of that name must not find its rows.
-                    held.anew = True
+                self.fit(held)
                 held.dirty = True
-        self.resident = resident
+
+    def fit(self, held: HeldSlice[GroupStore]) -> None:
+        if held.store.set_tables(self._group.tables):
+            # Another of that name must not find its rows.
+            held.anew = held.dirty = True
 
     def is_stale(self, snapshot: pa.RecordBatch) -> bool:
         kinds, names = snapshot.column(0).to_pylist(), snapshot.column(1).to_pylist()

@@ -129,7 +129,10 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
         self.resident = resident
         for held in list(self.slices.values()):
             with held.lock:
-                held.store.extend(spec.fields)
+                self.fit(held)
+
+    def fit(self, held: HeldSlice[ProgramStore]) -> None:
+        held.store.extend(self._program.fields)
 
     def _migrated(self, work: Work) -> None:
         """An epoch is decided: if it is a migration, the program is what that makes of it."""

@@ -16,11 +16,10 @@ from msgspec.structs import replace
 from millpond.code.windows import Aggregate
 from millpond.container.holdings.base import CheckedRows, HeldSlice, Means, Ready, Record, Size
 from millpond.container.holdings.firing import exists_otherwise, read_fired
-from millpond.container.holdings.keyed import KeyedHolding, Portion
-from millpond.container.holdings.log_needs import LogNeeds
+from millpond.container.holdings.keyed import Portion
+from millpond.container.holdings.resting import RestingHolding
 from millpond.errors import BadMessage, BadOption, BadType, NullTime, not_trusted
 from millpond.schema import check_key_types, format_ddl
-from millpond.stores import views
 from millpond.stores.budget import UNLIMITED, Budget
 from millpond.stores.outputs import Stored, in_batches
 from millpond.stores.parts import PARTS
@@ -37,23 +36,31 @@ from millpond.stores.windows.shape import (
     columns_needed,
 )
 from millpond.stores.windows.store import WindowStore
-from millpond.times import TIME_MAX, TIME_MIN
 from millpond.wire.base import Done, Exchange, KindOfTime, Read, SliceId
 from millpond.wire.connection import Answer, SlicedBatch
 from millpond.wire.specs import Resident, Spec
 from millpond.wire.windows import AskOpen, FindOpen, ReadFired, ReadOpen, WindowSpec, WindowWork
 
 _T = TypeVar("_T")
-OPEN = pa.schema({"slice": pa.int64(), "open": pa.int64(), "newest": pa.int64(), "fired": pa.float64()})
+OPEN = pa.schema(
+    {
+        "slice": pa.int64(),
+        "open": pa.int64(),
+        "newest": pa.int64(),
+        "fired": pa.float64(),
+        "withheld": pa.bool_(),
+    }
+)
 """What `AskOpen` is answered by."""
 KEPT_BYTES = 32 << 20
 """Of what is read of open windows, what may be in memory until it is sent."""
 
 
-class WindowHolding(KeyedHolding[WindowStore]):
+class WindowHolding(RestingHolding[WindowStore]):
     """One window's slices in this container. Until its types are known nothing can come for it."""
 
     snapshot_schema = PARTS
+    in_pieces = True
     work_type = WindowWork
 
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
@@ -61,7 +68,6 @@ class WindowHolding(KeyedHolding[WindowStore]):
         self._shape = shape_of(self._window)
         self._time_kind: KindOfTime = ""
         self._figures = {"epochs": 0, "rows": 0, "fired": 0}
-        self._needs = LogNeeds()
         if self._window.runs_code and not means.runs_code:
             self.broken = not_trusted(f"the results of window {self.name!r} are made by functions of its own")
 
@@ -95,15 +101,18 @@ class WindowHolding(KeyedHolding[WindowStore]):
         if resident.spec == self.resident.spec:
             return
         assert isinstance(resident.spec, WindowSpec)
-        is_recoded = _without_code(resident.spec) == _without_code(self._window)
         self.resident = resident
         self._shape = shape_of(resident.spec)
         for held in list(self.slices.values()):
             with held.lock:
-                if is_recoded:
-                    held.store.recode(self._shape)
-                else:
-                    held.store = self.new_store()
+                self.fit(held)
+
+    def fit(self, held: HeldSlice[WindowStore]) -> None:
+        was = held.store.shape
+        if (was.pattern, was.staged) == (self._shape.pattern, self._shape.staged):
+            held.store.recode(self._shape)
+        else:
+            held.store = self.new_store()
 
     def new_store(self) -> WindowStore:
         spilling = self.means.spilling
@@ -143,47 +152,16 @@ class WindowHolding(KeyedHolding[WindowStore]):
         self.check_keys(batch.column(0), self._shape.keys)
         return CheckedRows(batch, counts, keys), digest_columns(batch.columns)
 
-    def stamped(self, record: Record) -> Record:
-        """All slices have seen all epochs, and have fired as far."""
-        assert isinstance(record.work, WindowWork)
-        fired = max((held.store.fired for held in self.slices.values()), default=record.work.after)
-        return record._replace(work=replace(record.work, after=fired))
-
-    def logged(self, seq: int, record: Record) -> None:
-        place = self._shape.staged.names.index(self._shape.longs[0])
-        newest = [
-            int(views.longs(part.batch.column(place)).max()) for part in record.parts if len(part.batch)
-        ]
-        oldest = min((held.store.windows.oldest for held in list(self.slices.values())), default=TIME_MAX)
-        self._needs.logged(seq, record.writer, record.turn, max(newest, default=TIME_MIN), oldest)
-
-    def rests_after(self, covered: int) -> int | None:
-        """Records are needed of which something is open, or was fired by a turn that may come again; and while there is a
-        snapshot of which that is so, it and all that came after it.
-
-        Where windows stay after they have fired, or ids tell sessions apart, more than what is open follows from them.
-        """
-        if self._shape.lateness or self._shape.updates:
-            return None
-        oldest = TIME_MAX
-        helds = list(self.slices.values())
-        for held in helds:
-            with held.lock:
-                if held.torn:
-                    return None
-                oldest = min(oldest, held.store.windows.oldest)
-        oldest = self._needs.oldest(oldest)
-        for held in helds:
-            with held.lock:
-                if held.saved is not None and held.store.needs_saved(held.vector, oldest):
-                    return 0
-        return self._needs.after(covered, oldest)
+    @property
+    def may_rest(self) -> bool:
+        # Ids tell sessions apart by their number since the beginning. Where sessions are cut by length hangs on the parts
+        # before, which have gone.
+        return not self._shape.has_ids and not self._shape.window.longest
 
     @property
-    def live_bytes(self) -> int:
-        slices = list(self.slices.values())
-        live = sum(held.store.spillable.live_bytes for held in slices)
-        return max(live, sum(held.store.windows.nbytes for held in slices))
+    def time_column(self) -> int:
+        place: int = self._shape.staged.names.index(self._shape.longs[0])
+        return place
 
     def prepare(self, record: Record) -> Ready:
         """What fires is worked out where user code may fail: nothing changes yet."""
@@ -201,6 +179,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
                 made[id(held)] = held.store.trial(
                     _pairs(portions), work.watermark, work.closes, work.time_kind, work.emits
                 )
+                held.store.tidy_folds()
 
             self.each(record, self.slices, try_one)
 
@@ -232,6 +211,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
                 held.store.begin_after(work.after)
                 pairs, store = _pairs(portions), held.store
                 if made is None:
+                    store.tidy_folds()
                     rows = store.run(pairs, work.watermark, work.closes, work.time_kind, work.emits)
                 else:
                     # What ran before the decision is what counts.
@@ -261,7 +241,6 @@ class WindowHolding(KeyedHolding[WindowStore]):
 
     def forget(self, writers: Sequence[str]) -> None:
         super().forget(writers)
-        self._needs.forget(writers)
         for held in list(self.slices.values()):
             with held.lock:
                 held.store.forget(list(writers))
@@ -323,6 +302,7 @@ class WindowHolding(KeyedHolding[WindowStore]):
             held.check_whole()
             windows = held.store.windows
             row = [[int(number)], [windows.count], [windows.newest], [float(held.store.fired)]]
+            row.append([held.store.withheld])
         return pa.table([pa.array(v, f.type) for v, f in zip(row, OPEN, strict=True)], schema=OPEN)
 
     def size(self, held: HeldSlice[WindowStore]) -> Size:

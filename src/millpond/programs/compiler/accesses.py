@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from millpond.errors import BadProgram
 from millpond.programs.compiler.fields import StateField
-from millpond.programs.compiler.names import EVERYWHERE
 from millpond.programs.compiler.source import ProgramSource
+from millpond.programs.compiler.words import EVERYWHERE
 
 MUTATORS = frozenset(
     [
@@ -90,9 +91,20 @@ class Accesses:
             case ast.Call(func=ast.Name(id=word)) if word == EVERYWHERE:
                 yield self._global(node)
                 return
+            case (
+                ast.Subscript(value=base) | ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[base])
+            ) if self._is_own(base):
+                raise self._not_a_method(node, field_in(base, self.fields))
             case ast.Subscript(value=base, slice=place) if field_in(base, self.fields):
                 parts = place.elts if isinstance(place, ast.Tuple) else [place]
                 yield self._keyed(base, parts[0], node)
+                if any(isinstance(part, ast.Slice) for part in parts[1:]):
+                    raise self.source.refuse(
+                        node,
+                        f"{ast.unparse(node)} goes across rows or columns",
+                        "access an entry, [row, column], a row, [row], or a column, [:, column]",
+                        self.method,
+                    )
                 for part in parts:
                     yield from self._walk(part)
                 return
@@ -103,9 +115,10 @@ class Accesses:
                 yield self._keyed(base, parts[0], node)
                 yield from self._walk(left)
                 return
-            case ast.Call(func=ast.Attribute(value=base, attr=attr), args=[key, *_]) if (
-                field_in(base, self.fields) and attr in KEYED
-            ):
+            case ast.Call(func=ast.Attribute(value=base, attr=attr), args=[key, *_]) if field_in(
+                base, self.fields
+            ) and (attr in KEYED or self._is_own(base)):
+                self._check_own(node, field_in(base, self.fields), attr)
                 yield self._keyed(base, key, node)
                 for argument in node.args:
                     yield from self._walk(argument)
@@ -116,9 +129,36 @@ class Accesses:
         for child in ast.iter_child_nodes(node):
             yield from self._walk(child)
 
+    def _is_own(self, node: ast.expr) -> bool:
+        """Whether it is a field of a class of the user's."""
+        field = field_in(node, self.fields)
+        return bool(field) and self.fields[field].own is not None
+
+    def _check_own(self, node: ast.expr, field: str, method: str) -> None:
+        own = self.fields[field].own
+        if own is not None and method not in own.methods:
+            raise self._not_a_method(node, field)
+
+    def _not_a_method(self, node: ast.expr, field: str) -> BadProgram:
+        own = self.fields[field].own
+        assert own is not None
+        return self.source.refuse(
+            node,
+            f"{ast.unparse(node)} is no call of a method of {own.cls.__name__}",
+            f"it has: {', '.join(own.methods)}",
+            self.method,
+        )
+
     def _keyed(self, base: ast.expr, key: ast.expr, node: ast.expr) -> AccessAt:
         field = field_in(base, self.fields)
         if self.fields[field].kind == "partial":
+            if isinstance(key, ast.Slice):
+                raise self.source.refuse(
+                    node,
+                    f"{ast.unparse(node)} goes across rows",
+                    f"write self.{field}.column(c) for a copy of a column; by column is a Partitioned matrix",
+                    self.method,
+                )
             return AccessAt(field, "lane", None, node, getattr(base, OWN_LANE, ""))
         if isinstance(key, ast.Slice):
             raise self.source.refuse(
@@ -159,6 +199,13 @@ class Accesses:
 def writes_in(node: ast.AST, accesses: Accesses, views: frozenset[str] | set[str] = frozenset()) -> bool:
     """Whether the statement, or one inside it, may change state: a field, or a row of one that a name in `views` holds."""
 
+    def is_reading(node: ast.expr, attr: str) -> bool:
+        """Of a class of the user's, whether the method only reads; it does what its text does, whatever its name."""
+        inner = node.args[0] if isinstance(node, ast.Call) and is_everywhere(node) else node
+        field = field_in(inner, accesses.fields)
+        own = accesses.fields[field].own if field else None
+        return attr not in MUTATORS if own is None else attr in own.reading
+
     def is_state(target: ast.AST) -> bool:
         while isinstance(target, ast.Subscript | ast.Attribute):
             if field_in(target, accesses.fields):
@@ -170,6 +217,8 @@ def writes_in(node: ast.AST, accesses: Accesses, views: frozenset[str] | set[str
         match inner:
             case ast.Subscript(ctx=ast.Store() | ast.Del()) if is_state(inner):
                 return True
-            case ast.Call(func=ast.Attribute(value=base, attr=attr)) if attr in MUTATORS and is_state(base):
+            case ast.Call(func=ast.Attribute(value=base, attr=attr)) if not is_reading(
+                base, attr
+            ) and is_state(base):
                 return True
     return False

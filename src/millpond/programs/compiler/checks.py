@@ -7,10 +7,11 @@ from collections.abc import Collection, Sequence
 
 from millpond.programs.compiler.accesses import Accesses, field_in, writes_in
 from millpond.programs.compiler.limits import BUILTINS
-from millpond.programs.compiler.names import REJECT, WORDS
+from millpond.programs.compiler.order import HINT, order_seen
 from millpond.programs.compiler.source import ProgramSource
 from millpond.programs.compiler.split import LEAVE, changed_names, is_view, view_names
-from millpond.programs.compiler.types import SET, Types, join
+from millpond.programs.compiler.types import Types, join
+from millpond.programs.compiler.words import REJECT, WORDS
 from millpond.programs.values import SCALARS
 
 _KNOWN = BUILTINS | {REJECT, *WORDS.values(), LEAVE}
@@ -23,28 +24,41 @@ def check_rejects(source: ProgramSource, accesses: Accesses, body: list[ast.stmt
     views = view_names(body, accesses)
     found = False
 
+    def line_of_write(node: ast.stmt | ast.expr) -> int:
+        return node.lineno if writes_in(node, accesses, views) else 0
+
     def block(statements: Sequence[ast.stmt], written: int) -> int:
         """`written` is the line of the first write so far, 0 if there is none."""
         nonlocal found
         for node in statements:
-            if isinstance(node, ast.If):
-                written = max(block(node.body, written), block(node.orelse, written))
-            elif isinstance(node, ast.While | ast.For):
-                written = max(written, block(node.body, written))
-                written = max(written, block(node.body, written))
-            else:
-                match node:
-                    case ast.Expr(value=ast.Call(func=ast.Name(id=word))) if word == REJECT:
-                        found = True
-                        if written:
-                            raise source.refuse(
-                                node,
-                                f"reject comes after a write, on line {written}: what was written cannot be taken back",
-                                "test first, and write when nothing can be rejected any more",
-                                accesses.method,
-                            )
-                if not written and writes_in(node, accesses, views):
-                    written = node.lineno
+            match node:
+                case ast.If(test=test):
+                    written = written or line_of_write(test)
+                    written = max(block(node.body, written), block(node.orelse, written))
+                case ast.While(test=test):
+                    # The second time around, what the body has written comes before the test.
+                    for _ in range(2):
+                        written = written or line_of_write(test)
+                        written = max(written, block(node.body, written))
+                    written = max(written, block(node.orelse, written))
+                case ast.For(iter=iterated):
+                    written = written or line_of_write(iterated)
+                    for _ in range(2):
+                        written = max(written, block(node.body, written))
+                    written = max(written, block(node.orelse, written))
+                case ast.Expr(value=ast.Call(func=ast.Name(id=word))) if word == REJECT:
+                    found = True
+                    # Its reason may be what a write gave.
+                    written = written or line_of_write(node)
+                    if written:
+                        raise source.refuse(
+                            node,
+                            f"reject comes after a write, on line {written}: what was written cannot be taken back",
+                            "test first, and write when nothing can be rejected any more",
+                            accesses.method,
+                        )
+                case _:
+                    written = written or line_of_write(node)
         return written
 
     block(body, 0)
@@ -158,19 +172,9 @@ def _assignments(node: ast.AST) -> list[tuple[ast.Name, ast.expr]]:
 
 
 def check_order(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:
-    """Sets have another order in every process."""
-    for node in (inner for statement in body for inner in ast.walk(statement)):
-        iterated = node.iter if isinstance(node, ast.For | ast.comprehension) else None
-        match node:
-            case ast.Call(func=ast.Name(id="list" | "tuple" | "sum" | "enumerate" | "zip"), args=[first, *_]):
-                iterated = first
-        if iterated is not None and types.of(iterated) == SET:
-            raise source.refuse(
-                iterated,
-                "a set has another order in every process",
-                "write sorted(...) around it",
-                accesses.method,
-            )
+    """Sets have another order in every process: nothing may depend on it."""
+    for found in order_seen(body, types):
+        raise source.refuse(found, "a set has another order in every process", HINT, accesses.method)
 
 
 def check_values(source: ProgramSource, accesses: Accesses, body: list[ast.stmt], types: Types) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from millpond.errors import BadProgram
 from millpond.programs.compiler.accesses import Accesses, field_in, is_everywhere
 from millpond.programs.compiler.limits import BUILTINS
-from millpond.programs.compiler.names import REJECT, WORDS
 from millpond.programs.compiler.source import ProgramSource
 from millpond.programs.compiler.split import is_view
 from millpond.programs.compiler.types import Types
+from millpond.programs.compiler.words import REJECT, WORDS
 from millpond.programs.values import ELEMENTS
 
 _TAKING = BUILTINS | {REJECT, *WORDS.values()}

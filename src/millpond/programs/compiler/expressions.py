@@ -14,7 +14,6 @@ from millpond.programs.compiler.accesses import (
     is_everywhere,
 )
 from millpond.programs.compiler.asking import LANE, Asking
-from millpond.programs.compiler.names import REJECT
 from millpond.programs.compiler.syntax import (
     Replacing,
     assign,
@@ -23,6 +22,7 @@ from millpond.programs.compiler.syntax import (
     placed,
     renamed,
 )
+from millpond.programs.compiler.words import REJECT
 from millpond.programs.merging import READING_EVERYWHERE, WRITING_EVERYWHERE
 
 if TYPE_CHECKING:
@@ -314,11 +314,13 @@ class Expressions(Asking):
     def check_everywhere(self, call: ast.Call, statement: bool) -> None:
         assert isinstance(call.func, ast.Attribute)
         operation = call.func.attr
-        if operation in READING_EVERYWHERE and not statement:
+        own = self.fields[call.func.value.args[0].attr].own  # type: ignore[attr-defined] # a field, by everywhere
+        reading = READING_EVERYWHERE if own is None else own.reading
+        if operation in reading and not statement:
             return
-        if operation in WRITING_EVERYWHERE and statement:
+        if operation in (WRITING_EVERYWHERE if own is None else {"clear"}) and statement:
             return
-        if operation in READING_EVERYWHERE:
+        if operation in reading:
             raise self.refuse(
                 call, f"{ast.unparse(call)} gives values that nothing is done with", "set a variable to it"
             )

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from millpond.programs.annotations import Kind
+from millpond.programs.compiler.own import BadElement, Own, capture_errors
 from millpond.programs.compiler.source import ProgramSource
-from millpond.programs.elements import DenseMatrix, Element, Map, Matrix, Vector
+from millpond.programs.elements import DenseMatrix, Element, Map, Matrix, StateElement, Vector
 from millpond.programs.merging import Collection
 from millpond.programs.values import travels
 
 _TYPES = {int: "long", float: "double", bool: "boolean", str: "string"}
 _SE_HINT = (
     "keep state in fields of the class: name: mp.Partitioned[T] or mp.Partial[T], with T one of mp.Map[K, V], mp.Vector,"
-    " mp.Matrix and mp.DenseMatrix"
+    " mp.Matrix, mp.DenseMatrix, or an mp.StateElement of your own"
 )
 
 
@@ -29,6 +30,10 @@ class StateField(NamedTuple):
     key: str
     value: str
     line: int
+    own: Own | None = None
+    """Where it is of a class of the user's: what the field holds are the entries of a map, then."""
+    by_column: bool = False
+    """Of a matrix: what methods name first is the column."""
 
 
 def fields_of(source: ProgramSource) -> dict[str, StateField]:
@@ -70,6 +75,8 @@ def _field(source: ProgramSource, node: ast.AnnAssign, name: str, hint: Any) -> 
     if kind is None:
         raise source.refuse(node, f"the field {name} is neither Partitioned nor Partial", _SE_HINT)
     element = hint.__origin__
+    if isinstance(element, type) and issubclass(element, StateElement):
+        return _own_field(source, node, name, kind.name, element)
     if element is Map:
         raise source.refuse(
             node,
@@ -95,6 +102,20 @@ def _field(source: ProgramSource, node: ast.AnnAssign, name: str, hint: Any) -> 
             node, f"the field {name} is a {ast.unparse(node.annotation)}, which is no state class", _SE_HINT
         )
     return StateField(name, kind.name, names[element], "long", "double", node.lineno)
+
+
+def _own_field(
+    source: ProgramSource,
+    node: ast.AnnAssign,
+    name: str,
+    kind: typing.Literal["partitioned", "partial"],
+    cls: type[StateElement[Any, Any]],
+) -> StateField:
+    try:
+        own = capture_errors(cls)
+    except BadElement as error:
+        raise source.refuse(node, f"the field {name}: {error.why}", error.hint) from None
+    return StateField(name, kind, "map", own.key, own.value, node.lineno, own)
 
 
 def evaluated(source: ProgramSource, annotation: ast.expr, names: Mapping[str, Any], method: str = "") -> Any:

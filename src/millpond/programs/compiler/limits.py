@@ -185,6 +185,38 @@ REFUSED_MODULES = {
 }
 
 
+_UNSET = ("what it holds at first is chance", "write np.zeros(...), or np.full(...)")
+_SETTING = ("it changes what others in the process do", "write out what it does")
+REFUSED_IN_NUMPY = {
+    **dict.fromkeys(
+        (
+            "DataSource",
+            "fromfile",
+            "fromregex",
+            "genfromtxt",
+            "info",
+            "load",
+            "loadtxt",
+            "memmap",
+            "save",
+            "savetxt",
+            "savez",
+            "savez_compressed",
+            "show_config",
+            "show_runtime",
+        ),
+        _OUTSIDE,
+    ),
+    # Of the text "now" it makes the time.
+    "datetime64": _CLOCK,
+    **dict.fromkeys(("empty", "empty_like", "ndarray"), _UNSET),
+    **dict.fromkeys(("setbufsize", "seterr", "seterrcall", "set_printoptions"), _SETTING),
+}
+"""Of numpy, by name; all else of it is the same everywhere."""
+REFUSED_OF_ARRAYS = dict.fromkeys(("dump", "tofile"), _OUTSIDE)
+NUMPY_MODULES = ("numpy.char", "numpy.fft", "numpy.linalg", "numpy.polynomial", "numpy.strings")
+
+
 def why_not_module(module: str) -> tuple[str, str]:
     """Why nothing of a module can be used, and what to do."""
     if module == "numpy.random" or module.startswith("numpy.random."):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import dis
 import inspect
 import math
 import types
@@ -12,25 +13,13 @@ from typing import Any
 
 from millpond.code.capture import Code, capture
 from millpond.errors import MillpondError, Rejected
-from millpond.programs import merging
 from millpond.programs.annotations import everywhere, reject
 from millpond.programs.compiler.fields import StateField, evaluated, type_of
+from millpond.programs.compiler.functions import fault_in
 from millpond.programs.compiler.limits import BUILTINS, REFUSED_BUILTINS, why_not_module
 from millpond.programs.compiler.source import ProgramSource
 from millpond.programs.compiler.syntax import bound_names
-from millpond.programs.elements import DenseMatrix, Matrix, Vector
-
-EVERYWHERE, REJECT = "mp_everywhere", "mp_reject"
-WORDS: dict[Any, str] = {
-    everywhere: EVERYWHERE,
-    reject: REJECT,
-    merging.total: "mp_total",
-    merging.average: "mp_average",
-    Vector: "mp_Vector",
-    Matrix: "mp_Matrix",
-    DenseMatrix: "mp_DenseMatrix",
-}
-"""What methods may use of Millpond, and how the code of tasks calls it."""
+from millpond.programs.compiler.words import WORDS
 
 
 class Resolver:
@@ -185,8 +174,7 @@ class _Names(ast.NodeTransformer):
         """Takes a plain function along, with those that it calls."""
         if inspect.iscoroutinefunction(function):
             raise self.refuse(node, f"{function.__name__} is async", "call plain functions")
-        for used in function.__code__.co_names:
-            module = function.__globals__.get(used)
+        for used, module in _from_outside(function).items():
             if module in (reject, everywhere, Rejected):
                 raise self.refuse(
                     node,
@@ -202,13 +190,9 @@ class _Names(ast.NodeTransformer):
             raise self.refuse(
                 node, f"{function.__name__} cannot be called here: {error.message}", error.hint
             ) from None
-        for inner in ast.walk(ast.parse(code.source)):
-            if isinstance(inner, ast.Name) and inner.id in REFUSED_BUILTINS:
-                why, hint = REFUSED_BUILTINS[inner.id]
-                raise self.refuse(node, f"{function.__name__} calls {inner.id}: {why}", hint)
-            if isinstance(inner, ast.Attribute) and inner.attr == "random":
-                why, hint = why_not_module("random")
-                raise self.refuse(node, f"{function.__name__}: {why}", hint)
+        fault = fault_in(code)
+        if fault is not None:
+            raise self.refuse(node, f"{function.__name__} uses {fault.what}: {fault.why}", fault.hint)
         if self.resolver.functions.setdefault(code.name, code) != code:
             raise self.refuse(node, f"two functions are called {code.name}", "rename one of them")
         returns = getattr(function, "__annotations__", {}).get("return")
@@ -217,6 +201,13 @@ class _Names(ast.NodeTransformer):
             evaluated(self.source, annotation, function.__globals__) if annotation else returns
         )
         return code.name
+
+
+def _from_outside(function: types.FunctionType) -> dict[str, Any]:
+    """What the names stand for that a function has from around it."""
+    loaded = [i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"]
+    found = {name: function.__globals__[name] for name in loaded if name in function.__globals__}
+    return found | dict(inspect.getclosurevars(function).nonlocals)
 
 
 def _word(value: Any) -> str:

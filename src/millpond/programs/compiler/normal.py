@@ -20,7 +20,6 @@ from millpond.programs.compiler.accesses import (
 from millpond.programs.compiler.expressions import Expressions
 from millpond.programs.compiler.fields import StateField
 from millpond.programs.compiler.limits import STATEMENTS_MAX
-from millpond.programs.compiler.names import REJECT
 from millpond.programs.compiler.source import ProgramSource
 from millpond.programs.compiler.syntax import (
     Loop,
@@ -34,6 +33,7 @@ from millpond.programs.compiler.syntax import (
     never_goes_on,
     placed,
 )
+from millpond.programs.compiler.words import REJECT
 
 
 class Normaliser(Expressions):
@@ -133,7 +133,11 @@ class Normaliser(Expressions):
         if helpers.helper_called(call, self.source):
             self.inlined(call, out)
             return out
-        if not isinstance(call.func, ast.Attribute) or not self.is_place(call.func.value):
+        if (
+            not isinstance(call.func, ast.Attribute)
+            or not self.is_place(call.func.value)
+            or self.by_key(call)
+        ):
             node.value = self.settled(call, out)
             return [*out, node]
         base = call.func.value
@@ -149,6 +153,11 @@ class Normaliser(Expressions):
         self.check_changed(call, call.func)
         self.named_keys(call, out)
         return [*out, node]
+
+    def by_key(self, call: ast.Call) -> bool:
+        """Whether its first argument is the key by which it accesses a field, as in `self.field.pop(key)`."""
+        found = self.accesses.all(call)
+        return bool(found) and found[0].node is call and found[0].key is not None
 
     def is_place(self, node: ast.AST) -> bool:
         """Whether it is a field, a part of one, or everywhere."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from millpond.programs.compiler.accesses import MUTATORS, AccessAt, Accesses, Site, field_in, writes_in
 from millpond.programs.compiler.limits import STATEMENTS_MAX
-from millpond.programs.compiler.names import REJECT
 from millpond.programs.compiler.source import ProgramSource
 from millpond.programs.compiler.syntax import bound_in, bound_names, constant, loaded, placed
+from millpond.programs.compiler.words import REJECT
 
 LEAVE = "mp_leave"
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from millpond.programs.compiler.accesses import field_in, is_everywhere
 from millpond.programs.compiler.fields import StateField
-from millpond.programs.compiler.names import REJECT
 from millpond.programs.compiler.split import LEAVE, Raw
+from millpond.programs.compiler.words import REJECT
 from millpond.programs.graph import REJECTS, RETURNS
 
 STATE = "mp_state"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from millpond.programs.compiler import checks
 from millpond.programs.compiler.asking import LANE
+from millpond.programs.compiler.columns import turned
 from millpond.programs.compiler.escapes import check_escapes
 from millpond.programs.compiler.fields import StateField, evaluated, fields_of, type_of
+from millpond.programs.compiler.functions import fault_in
 from millpond.programs.compiler.helpers import helper_called
 from millpond.programs.compiler.lanes import lane_key
 from millpond.programs.compiler.levels import Levels, Step, level, steps_of
@@ -21,7 +24,7 @@ from millpond.programs.compiler.split import Raw, Splitter, view_names
 from millpond.programs.compiler.syntax import bound_in
 from millpond.programs.compiler.tasks import following, text_of
 from millpond.programs.compiler.types import EMPTY, NULL, Types, join
-from millpond.programs.graph import Field, Graph, Method, Parameter, Task, Variable
+from millpond.programs.graph import BY_COLUMN, Field, Graph, Method, OwnClass, Parameter, Task, Variable
 from millpond.programs.values import fit, travels
 
 
@@ -32,6 +35,7 @@ def translate(cls: type, lanes: int, max_rounds: int) -> Graph:
     fields = fields_of(source)
     resolver = Resolver(source, fields)
     methods = {name: resolver.method(name) for name in source.methods}
+    fields = turned(source, fields, methods)
     made = [_Translated(source, fields, resolver, methods, name) for name in _entries(source)]
     if not made:
         raise source.refuse(
@@ -45,13 +49,39 @@ def translate(cls: type, lanes: int, max_rounds: int) -> Graph:
         source.file,
         lanes,
         max_rounds,
-        tuple(Field(*field[:5], levels.of[field.name], field.line) for field in fields.values()),
+        tuple(_field(field, levels) for field in fields.values()),
         tuple(method.finished(levels) for method in made),
         tuple(tuple(f for f in fields if levels.of[f] == n) for n in range(rounds)),
         levels.serial,
         levels.why,
         tuple(resolver.functions.values()),
+        own_classes(source, fields),
     )
+
+
+def _field(field: StateField, levels: Levels) -> Field:
+    key = BY_COLUMN if field.by_column else field.key
+    return Field(field.name, field.kind, field.element, key, field.value, levels.of[field.name], field.line)
+
+
+def own_classes(source: ProgramSource, fields: Mapping[str, StateField]) -> tuple[OwnClass, ...]:
+    """The classes of the user's, with the fields that are of them."""
+    found: dict[str, OwnClass] = {}
+    for field in fields.values():
+        if field.own is not None:
+            code = found.get(field.own.code.name, field.own.code)
+            if code._replace(fields=()) != field.own.code:
+                raise source.refuse(
+                    field.line, f"two state classes are called {code.name}", "rename one of them"
+                )
+            for method in (*code.methods, *([code.merged] if code.merged else [])):
+                fault = fault_in(method)
+                if fault is not None:
+                    raise source.refuse(
+                        field.line, f"{code.name}.{method.name} uses {fault.what}: {fault.why}", fault.hint
+                    )
+            found[code.name] = code._replace(fields=(*code.fields, field.name))
+    return tuple(found.values())
 
 
 def _entries(source: ProgramSource) -> list[str]:

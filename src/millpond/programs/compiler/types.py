@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from types import FunctionType
 
 from millpond.programs.compiler.accesses import field_in, is_everywhere
-from millpond.programs.compiler.fields import StateField
+from millpond.programs.compiler.fields import StateField, type_of
 from millpond.programs.values import ELEMENTS, inner_of
 
 NULL, UNKNOWN, SET, EMPTY = "null", "", "set", "array<null>"
@@ -26,6 +27,10 @@ _METHODS: dict[str, dict[str, str]] = {
     },
     "matrix": {"keys": "array<long>", "column": "vector", "multiply": "vector", "copy": "matrix"},
     "dense": {"keys": "array<long>", "copy": "dense"},
+    SET: {
+        **dict.fromkeys(["copy", "union", "intersection", "difference", "symmetric_difference"], SET),
+        **dict.fromkeys(["isdisjoint", "issubset", "issuperset"], "boolean"),
+    },
 }  # fmt: skip
 _BUILTINS = {
     **dict.fromkeys(("len", "int"), "long"),
@@ -56,6 +61,17 @@ def join(left: str, right: str) -> str | None:
     return None if left and right else UNKNOWN
 
 
+def returned_by(method: FunctionType) -> str:
+    """The type that a method of a class of the user's says that it returns."""
+    hint = method.__annotations__.get("return")
+    if isinstance(hint, str) and not type_of(hint):
+        try:
+            hint = eval(hint, method.__globals__)  # noqa: S307 - as Python itself does with annotations
+        except (SyntaxError, NameError, TypeError, AttributeError):
+            return UNKNOWN
+    return NULL if hint is None and "return" in method.__annotations__ else type_of(hint)
+
+
 class Types:
     """The types of a method's variables; `conflicts` are those that are two things at once, with the line."""
 
@@ -67,6 +83,8 @@ class Types:
         self.names: dict[str, str] = dict(parameters)
         self.declared: dict[str, str] = {}
         self.conflicts: dict[str, tuple[str, str, int]] = {}
+        self.sets: set[str] = set()
+        """The variables that may be sets, whatever else they are."""
         self.result: str | None = None
         self.result_conflict: tuple[str, str, int] | None = None
 
@@ -80,6 +98,8 @@ class Types:
                 return
 
     def set(self, name: str, kind: str, line: int) -> None:
+        if kind == SET:
+            self.sets.add(name)
         if name in self.declared and kind in (UNKNOWN, NULL, EMPTY):
             kind = self.declared[name]
         if name not in self.names:
@@ -281,6 +301,9 @@ class Types:
         return _METHODS.get(kind, {}).get(attr, UNKNOWN)
 
     def of_field(self, field: StateField, attr: str) -> str:
+        if field.own is not None:
+            method = field.own.methods.get(attr)
+            return UNKNOWN if method is None else returned_by(method)
         if field.element == "map":
             return {
                 "get": field.value,

@@ -9,6 +9,7 @@ from millpond.programs.elements.dense import DenseMatrix
 from millpond.programs.elements.element import Element
 from millpond.programs.elements.map import Map
 from millpond.programs.elements.matrix import Matrix
+from millpond.programs.elements.own import StateElement
 from millpond.programs.elements.vector import Vector
 
-__all__ = ["DenseMatrix", "Element", "Map", "Matrix", "Vector"]
+__all__ = ["DenseMatrix", "Element", "Map", "Matrix", "StateElement", "Vector"]

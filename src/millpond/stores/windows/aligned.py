@@ -19,6 +19,7 @@ from millpond.durable.files import AnyBuffer, Files, remove_tree
 from millpond.errors import CorruptFile
 from millpond.private import AnyPath
 from millpond.stores.keys import Keys
+from millpond.stores.windows.pinned import PinnedFiles
 from millpond.stores.windows.rowlog import SHARES_WRITTEN, check_groups, no_figures, repeated, share_of
 
 Longs = NDArray[np.int64]
@@ -76,6 +77,7 @@ class AlignedRows:
         self._serial = 0
         self._has_directory = False
         self._figures = no_figures()
+        self._pinned = PinnedFiles(files, directory)
         # Dictionaries are each batch's own: rows are kept without.
         self._plain = pa.schema(
             [field.with_type(_plain_type(field.type)) for field in schema], schema.metadata
@@ -171,6 +173,22 @@ class AlignedRows:
         self._figures["read_s"] += time.thread_time() - begin
         return self._typed(batch), offsets
 
+    def frozen(self, groups: Longs) -> Iterator[tuple[Longs, pa.RecordBatch]]:
+        pieces = [
+            (place, piece)
+            for place, name in enumerate(check_groups(groups).tolist())
+            for piece in self._groups.get(name, _NOTHING).pieces
+        ]
+        pin = self._pinned.pin(piece.path for _, piece in pieces if isinstance(piece, _Piece))
+
+        def read() -> Iterator[tuple[Longs, pa.RecordBatch]]:
+            for place, piece in pieces:
+                rows = self._read(piece)
+                yield np.full(rows.num_rows, place), self._typed(rows)
+            pin.release()
+
+        return read()
+
     def take_parts(self, group: int, nbytes: int) -> Iterator[pa.RecordBatch]:
         """The rows of a group, which has none from then on, in batches of about so many bytes, each read when asked for.
 
@@ -190,7 +208,7 @@ class AlignedRows:
                     if isinstance(done, _Piece):
                         self._disk_bytes -= done.length
                         if not any(isinstance(piece, _Piece) and piece.path == done.path for piece in pieces):
-                            self._files.remove(done.path)
+                            self._pinned.remove(done.path)
                     else:
                         self._memory_bytes -= done.nbytes
                 yield self._typed(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
@@ -219,7 +237,7 @@ class AlignedRows:
     def close(self) -> None:
         self._groups.clear()
         self._memory_bytes = self._disk_bytes = 0
-        remove_tree(self._files, self._directory)
+        self._pinned.close()
 
     def validate(self) -> None:
         """Check every invariant; slow."""
@@ -322,7 +340,7 @@ class AlignedRows:
                 self._memory_bytes -= piece.nbytes
         for path in {piece.path for piece in pieces if isinstance(piece, _Piece)}:
             with around("scratch.fire"):
-                self._files.remove(path)
+                self._pinned.remove(path)
 
     def _typed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows if self._plain == self.schema else rows.cast(self.schema)

@@ -155,8 +155,8 @@ class AlignedWindows:
                 yield from self._shares([(start, end)], start, end, keys)
 
     def contents(self) -> Iterator[pa.RecordBatch]:
-        for _, group in sorted(self._groups.items()):
-            yield self.rows.peek(np.array([group]))[0]
+        groups = [group for _, group in sorted(self._groups.items())]
+        return (rows for _, rows in self.rows.frozen(np.array(groups, np.int64)))
 
     def marked(self) -> Iterator[tuple[str, pa.Table]]:
         if self.touched is not None:
@@ -177,6 +177,10 @@ class AlignedWindows:
         if self._sliding is not None and other._sliding is not None:
             other._sliding.next_start = self._sliding.next_start
         return other
+
+    @property
+    def withheld(self) -> bool:
+        return self.touched is not None and self.touched.withheld
 
     @property
     def oldest(self) -> int:

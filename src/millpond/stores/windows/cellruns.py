@@ -19,6 +19,7 @@ from millpond.durable.crashpoints import around
 from millpond.durable.files import Files, remove_tree
 from millpond.errors import CorruptFile
 from millpond.private import AnyPath
+from millpond.stores.windows.pinned import Pin, PinnedFiles
 from millpond.stores.windows.rowlog import no_figures
 
 Longs = NDArray[np.int64]
@@ -74,6 +75,7 @@ class CellRuns:
         self._has_directory = False
         self.disk_bytes = 0
         self.figures = no_figures()
+        self._pinned = PinnedFiles(files, directory)
         remove_tree(files, directory)
 
     def write(self, parts: Iterable[pa.RecordBatch]) -> Run:
@@ -118,10 +120,14 @@ class CellRuns:
     def drop(self, runs: Iterable[Run]) -> None:
         for run in runs:
             with around("scratch.fire"):
-                self._files.remove(run.path)
+                self._pinned.remove(run.path)
             self.disk_bytes -= run.nbytes
 
     def close(self) -> None:
         """Removes all files. Nothing can be done with it after."""
         self.disk_bytes = 0
-        remove_tree(self._files, self._directory)
+        self._pinned.close()
+
+    def pin(self, runs: Iterable[Run]) -> Pin:
+        """These can be read as long as the pin is there, by whoever has it; also once they are dropped."""
+        return self._pinned.pin(run.path for run in runs)

@@ -13,7 +13,7 @@ from millpond.stores.growing import grown
 from millpond.stores.keys import Keys
 from millpond.stores.windows.celltable import Fired, new_index
 from millpond.stores.windows.overlay import OverlayRows
-from millpond.stores.windows.rowlog import RowLog, in_portions
+from millpond.stores.windows.rowlog import RowLog, in_portions, with_keys
 from millpond.stores.windows.shape import WindowShape
 from millpond.stores.windows.whole import Rows, WholeWindows
 from millpond.times import TIME_MAX, TIME_MIN, Progress
@@ -155,12 +155,8 @@ class CountedWindows:
 
     def contents(self) -> Iterator[pa.RecordBatch]:
         entries = np.flatnonzero(self._counts[: len(self._index)] > 0)
-        if len(entries):
-            batch, offsets = self.rows.peek(entries)
-            keys = self._index.stored_keys().take(
-                entries[np.repeat(np.arange(len(entries)), np.diff(offsets))]
-            )
-            yield pa.RecordBatch.from_arrays([keys.to_arrow(), *batch.columns], schema=self._shape.staged)
+        keys = self._index.stored_keys().take(entries)
+        return with_keys(keys, self.rows.frozen(entries), self._shape.staged)
 
     def load(self, batch: pa.RecordBatch) -> None:
         """Rows of `contents`, which are in the order in which they came."""
@@ -186,6 +182,11 @@ class CountedWindows:
         for name in ("_counts", "_firsts", "_changed"):
             setattr(other, name, getattr(self, name)[entries])
         return other
+
+    @property
+    def withheld(self) -> bool:
+        used = len(self._index)
+        return bool((self._changed[:used] & (self._counts[:used] > 0)).any())
 
     @property
     def oldest(self) -> int:

@@ -21,7 +21,7 @@ from millpond.stores.keys import Keys
 from millpond.stores.windows.celltable import Fired
 from millpond.stores.windows.cutting import Parts, cut_sessions
 from millpond.stores.windows.overlay import Overlay, OverlayRows
-from millpond.stores.windows.rowlog import RowLog, in_portions
+from millpond.stores.windows.rowlog import RowLog, in_portions, with_keys
 from millpond.stores.windows.session_index import Merged, SessionIndex
 from millpond.stores.windows.session_marks import (
     ABSORBED_BYTES,
@@ -272,11 +272,8 @@ class CutSessions:
 
     def contents(self) -> Iterator[pa.RecordBatch]:
         nodes = self._index.all()
-        if len(nodes):
-            batch, offsets = self.rows.peek(nodes)
-            keys = self._index.keys(nodes).take(np.repeat(np.arange(len(nodes)), np.diff(offsets)))
-            schema = pa.schema([pa.field(KEY, self._shape.key_type), *self._schema])
-            yield pa.RecordBatch.from_arrays([keys.to_arrow(), *batch.columns], schema=schema)
+        schema = pa.schema([pa.field(KEY, self._shape.key_type), *self._schema])
+        return with_keys(self._index.keys(nodes), self.rows.frozen(nodes), schema)
 
     def marked(self) -> Iterator[tuple[str, pa.Table]]:
         longs = np.array([(id_, *edges) for id_, edges in self._sent_as.items()], np.int64).reshape(-1, 3)
@@ -309,6 +306,12 @@ class CutSessions:
         for name in ("_touched", "_waiting", "_triggers"):
             setattr(other, name, getattr(self, name)[nodes])
         return other
+
+    @property
+    def withheld(self) -> bool:
+        # What was loaded has not been looked at yet.
+        nodes = self._index.all()
+        return bool((self._waiting[nodes] | self._touched[nodes]).any())
 
     @property
     def oldest(self) -> int:

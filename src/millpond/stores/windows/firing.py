@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 import pyarrow as pa
 
 from millpond.stores.keys import Keys
 from millpond.stores.outputs import Outputs, Stored, tables_together
-from millpond.stores.parts import Part, pack, unpack
+from millpond.stores.parts import Part, in_packs, unpack
 from millpond.stores.windows.rowlog import InMemory, RowLog
-from millpond.times import Progress
+from millpond.times import TIME_MIN, Progress
 from millpond.wire.base import Turn
 
 Portions = list[tuple[Keys, pa.RecordBatch]]
@@ -29,6 +30,13 @@ class FiringStore(ABC):
         self.outputs = outputs or Outputs()
         self.fired: Progress = -math.inf
         self.dropped = 0
+        self._saved_until = TIME_MIN
+
+    def begin_after(self, fired: Progress) -> None:
+        """All up to there has come out, whether it was seen here or not: nothing of what was before is left."""
+        if fired > self.fired:
+            self.fired = fired
+            self._go_on()
 
     def run(self, portions: Portions, watermark: Progress, closes: bool, time_kind: str) -> pa.Table | Stored:
         """Takes the rows of an epoch in, and gives what comes out of it. The watermark never falls; `closes` is its end.
@@ -65,7 +73,9 @@ class FiringStore(ABC):
 
     @abstractmethod
     def contents(self) -> Iterator[pa.RecordBatch]:
-        """All that is open; what `restore` takes, in this order."""
+        """All that is open now; what `restore` takes, in this order. What is on disk is read when it is asked for, whatever
+        becomes of it here meanwhile.
+        """
 
     @abstractmethod
     def restore(self, batch: pa.RecordBatch) -> None:
@@ -80,6 +90,16 @@ class FiringStore(ABC):
     @abstractmethod
     def newest(self) -> int | None:
         """When the last that is open comes out; None where nothing does by time alone."""
+
+    @property
+    @abstractmethod
+    def oldest(self) -> int:
+        """The earliest time that something here depends on; TIME_MAX if nothing is open."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> int:
+        """Nothing that is open here depends on later times; TIME_MIN if nothing is open."""
 
     @property
     @abstractmethod
@@ -113,6 +133,21 @@ class FiringStore(ABC):
 
     def clean(self) -> None:
         self.outputs.clean()
+        self._note_saved()
+
+    def _note_saved(self) -> None:
+        self._saved_until = self.reach
+
+    def needs_saved(self, writers: Collection[str], oldest: int) -> bool:
+        """Whether the last snapshot holds what is nowhere else: something that depends on times from `oldest` on, or what
+        the last turns of one of these writers gave.
+        """
+        return self._saved_until >= oldest or not self.outputs.are_new(writers)
+
+    @property
+    def live_bytes(self) -> int:
+        """What a snapshot would take, about."""
+        return self.beside_bytes + sum(log.live_bytes for log in self.logs)
 
     def copy(self) -> Contents:
         """All of it as it is now, to be written."""
@@ -122,18 +157,23 @@ class FiringStore(ABC):
         return self.copy().export()
 
     def load(self, batch: pa.RecordBatch) -> None:
+        """One of the batches that it was written as, after the others."""
         for kind, name, rows in unpack(batch):
             if kind == "outputs":
                 self.outputs.load(name, rows)
             elif kind == "meta":
                 fired, exact, self.dropped = (rows.column(each)[0].as_py() for each in META.names)
                 self.fired = exact if exact is not None else fired
-                # It comes first: what has fired does not fire again.
-                for _ in self.fire(self.fired, ""):
-                    raise ValueError("a snapshot holds what has fired")
+                self._go_on()
             else:
                 for each in rows.combine_chunks().to_batches():
                     self.restore(each)
+        self._note_saved()
+
+    def _go_on(self) -> None:
+        """Before anything is open: what has come out does not come out again."""
+        for _ in self.fire(self.fired, ""):
+            raise ValueError("a snapshot holds what has fired")
 
     def forget(self, writers: Sequence[str]) -> None:
         for writer in writers:
@@ -151,15 +191,21 @@ class FiringStore(ABC):
 
 
 class Contents:
-    """A slice as it was, to be written: rows are immutable, and those on disk are read when it is made."""
+    """A slice as it was, to be written piece by piece: rows are immutable, and files stay as long as they are read."""
 
     def __init__(self, store: FiringStore) -> None:
         exact = None if math.isinf(store.fired) else int(store.fired)
         row = [[float(store.fired)], [exact], [store.dropped]]
         meta = pa.table([pa.array(v, f.type) for v, f in zip(row, META, strict=True)], schema=META)
-        self._parts = [Part("meta", "", meta)]
-        self._parts += [Part("open", "", pa.Table.from_batches([each])) for each in store.contents()]
-        self._parts += [Part("outputs", name, rows) for name, rows in store.outputs.export()]
+        self._meta = [Part("meta", "", meta)]
+        self._contents = store.contents()
+        self._outputs = store.outputs.pieces()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Once: what is on disk is read now. Each is for `load`, in this order."""
+        contents = (Part("open", "", pa.Table.from_batches([each])) for each in self._contents)
+        outputs = (Part("outputs", name, rows) for name, rows in self._outputs)
+        return in_packs(chain(self._meta, contents, outputs))
 
     def export(self) -> pa.RecordBatch:
-        return pack(self._parts)
+        return pa.concat_batches(list(self.batches()))

@@ -16,7 +16,7 @@ from millpond.stores.keys import Keys
 from millpond.stores.outputs import Outputs
 from millpond.stores.windows.firing import FiringStore, Portions
 from millpond.stores.windows.session_index import SessionIndex
-from millpond.times import TIME_MAX, Progress
+from millpond.times import TIME_MAX, TIME_MIN, Progress
 from millpond.wire.dedups import DedupSpec
 
 Longs = NDArray[np.int64]
@@ -96,9 +96,8 @@ class DedupStore(FiringStore):
 
     def contents(self) -> Iterator[pa.RecordBatch]:
         nodes = self._times.all()
-        if len(nodes):
-            columns = [self._times.keys(nodes).to_arrow(), pa.array(self._times.starts[nodes])]
-            yield pa.RecordBatch.from_arrays(columns, schema=self.shape.marks)
+        columns = [self._times.keys(nodes).to_arrow(), pa.array(self._times.starts[nodes])]
+        return iter([pa.RecordBatch.from_arrays(columns, schema=self.shape.marks)] if len(nodes) else [])
 
     def restore(self, batch: pa.RecordBatch) -> None:
         batch = batch.cast(self.shape.marks)
@@ -115,6 +114,14 @@ class DedupStore(FiringStore):
     @property
     def newest(self) -> int | None:
         return None
+
+    @property
+    def oldest(self) -> int:
+        return self._times.oldest
+
+    @property
+    def reach(self) -> int:
+        return TIME_MAX if len(self._times) else TIME_MIN
 
     @property
     def nbytes(self) -> int:

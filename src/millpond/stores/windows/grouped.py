@@ -21,6 +21,7 @@ class GroupedRows:
     """The tables of groups, parts and segments, and the arena that segments lie in."""
 
     def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
         self.codec = RowCodec(schema)
         self.table: Longs = np.empty((0, at.GROUP_FIELDS), np.int64)
         self.parts: Longs = np.empty((0, at.PART_FIELDS), np.int64)
@@ -45,6 +46,15 @@ class GroupedRows:
     @property
     def nbytes(self) -> int:
         return 8 * self.used + self.table_bytes
+
+    def copy(self) -> GroupedRows:
+        other = GroupedRows(self.schema)
+        other.codec = self.codec
+        for name in ("table", "parts", "segments", "control"):
+            setattr(other, name, getattr(self, name).copy())
+        other.words, other.used = self.words[: self.used].copy(), self.used
+        other._marks = np.zeros_like(self._marks)
+        return other
 
     def admit(self, groups: Longs) -> Longs:
         """These groups, which the tables have room for from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from millpond.stores.windows.celltable import new_index
 from millpond.stores.windows.firing import FiringStore, Portions
 from millpond.stores.windows.join_shape import JoinShape
 from millpond.stores.windows.pair_windows import PAIRS_AT_ONCE, taken
-from millpond.stores.windows.rowlog import RowLog, in_portions
+from millpond.stores.windows.rowlog import RowLog, in_portions, with_keys
 from millpond.stores.windows.shape import time_type
 from millpond.stores.windows.store import NewRows
 from millpond.times import TIME_MAX, TIME_MIN, Progress
@@ -183,11 +184,24 @@ class TimedRows:
     def _keys_of(self, nodes: Longs) -> Keys:
         return self._keys.stored_keys().take(self._entries[nodes])
 
-    def contents(self) -> tuple[Keys, pa.RecordBatch]:
-        """All rows, with their keys."""
+    @property
+    def oldest(self) -> int:
+        """When the first stretch with rows begins; TIME_MAX if there is none."""
+        if not self._live:
+            return TIME_MAX
+        # Near the end of time a stretch is shorter.
+        return max(self._first_last, TIME_MIN + self._length) - self._length
+
+    @property
+    def newest(self) -> int:
+        """When the last stretch with rows ends; TIME_MIN if there is none."""
         nodes = self._all()
-        batch, offsets = self.rows.peek(self._groups[nodes])
-        return self._keys_of(np.repeat(nodes, np.diff(offsets))), batch
+        return int(self._last[nodes].max()) if len(nodes) else TIME_MIN
+
+    def contents(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """All rows as they are now, with their keys before them, to be read piece by piece."""
+        nodes = self._all()
+        return with_keys(self._keys_of(nodes), self.rows.frozen(self._groups[nodes]), schema)
 
     @property
     def index_bytes(self) -> int:
@@ -262,12 +276,9 @@ class IntervalPairs(FiringStore):
         yield from ()
 
     def contents(self) -> Iterator[pa.RecordBatch]:
-        for side, rows in self._sides.items():
-            if len(rows):
-                keys, batch = rows.contents()
-                yield pa.RecordBatch.from_arrays(
-                    [keys.to_arrow(), *batch.columns], schema=self.shape.staged[side]
-                )
+        return chain.from_iterable(
+            [rows.contents(self.shape.staged[side]) for side, rows in self._sides.items()]
+        )
 
     @property
     def count(self) -> int:
@@ -276,6 +287,14 @@ class IntervalPairs(FiringStore):
     @property
     def newest(self) -> int | None:
         return None
+
+    @property
+    def oldest(self) -> int:
+        return min(side.oldest for side in self._sides.values())
+
+    @property
+    def reach(self) -> int:
+        return max(side.newest for side in self._sides.values())
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.stores.windows.aligned import only_share
-from millpond.stores.windows.rowlog import RowLog, no_figures
+from millpond.stores.windows.rowlog import RowLog, no_figures, peeked
 
 Longs = NDArray[np.int64]
 _K = TypeVar("_K")
@@ -139,6 +139,9 @@ class OverlayRows:
                 parts.append(self._below.peek_share(lower, share, shares))
             parts += [only_share(rows, share, shares) for rows in self._own.get(group, ())]
         return pa.concat_batches(parts) if parts else self._nothing()
+
+    def frozen(self, groups: Longs) -> Iterator[tuple[Longs, pa.RecordBatch]]:
+        return peeked(self, groups)
 
     def spill(self, nbytes: int) -> int:
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -66,8 +67,8 @@ class PaneRows:
                 self._free.append(group)
 
     def contents(self) -> Iterator[pa.RecordBatch]:
-        for _, group in sorted(self.groups.items()):
-            yield self.rows.peek(np.array([group]))[0]
+        groups = [group for _, group in sorted(self.groups.items())]
+        return (rows for _, rows in self.rows.frozen(np.array(groups, np.int64)))
 
     def validate(self) -> None:
         assert self.rows.groups().tolist() == sorted(self.groups.values())
@@ -139,8 +140,7 @@ class PairWindows(FiringStore):
                 yield pa.Table.from_arrays([*spans, *own, *values], schema=self.results(time_kind))
 
     def contents(self) -> Iterator[pa.RecordBatch]:
-        for side in self._sides.values():
-            yield from side.contents()
+        return chain.from_iterable([side.contents() for side in self._sides.values()])
 
     @property
     def count(self) -> int:
@@ -153,6 +153,15 @@ class PairWindows(FiringStore):
             return None
         # The last window with a pane begins with it, or less than a pane's length before.
         return min(self._panes.pane_start(panes[-1]) + self._window.size, TIME_MAX)
+
+    @property
+    def oldest(self) -> int:
+        return min((min(side.groups) for side in self._sides.values() if side.groups), default=TIME_MAX)
+
+    @property
+    def reach(self) -> int:
+        newest = self.newest
+        return TIME_MIN if newest is None else newest
 
     @property
     def nbytes(self) -> int:

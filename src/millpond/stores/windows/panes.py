@@ -8,6 +8,8 @@ window costs the same, however many slides there are in it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -170,12 +172,14 @@ class PaneStore:
 
     def contents(self) -> Iterator[pa.RecordBatch]:
         """All of it, as rows that `insert` takes."""
+        parts: list[Iterator[pa.RecordBatch]] = []
         for span, table in sorted(self._panes.items()):
-            if self._spilled:
-                for batch in self._spilled.batches(span):
-                    yield self._staged(span, batch.columns)
+            if self._spilled is not None and self._spilled.has(span):
+                columns = (batch.columns for batch in self._spilled.batches(span))
+                parts.append(map(partial(self._staged, span), columns))
             keys, cells = table.all()
-            yield self._staged(span, [keys.to_arrow(), *self._layout.to_arrow(cells)])
+            parts.append(iter([self._staged(span, [keys.to_arrow(), *self._layout.to_arrow(cells)])]))
+        return chain.from_iterable(parts)
 
     def _staged(self, span: Span, columns: list[pa.Array]) -> pa.RecordBatch:
         key, *cells = columns
@@ -200,6 +204,10 @@ class PaneStore:
         other._spilled = None if self._spilled is None else self._spilled.copy()
         other._sliding = None if self._sliding is None else self._sliding.fork()
         return other
+
+    @property
+    def withheld(self) -> bool:
+        return self.touched is not None and self.touched.withheld
 
     @property
     def oldest(self) -> int:
@@ -258,6 +266,11 @@ class PaneStore:
             self._panes[span] = CellTable(self._shape.key_kind, self._layout)
             self._spilled.tidy(span)
         return before - self.memory_bytes
+
+    def tidy_folds(self) -> None:
+        """What is on disk is merged by functions of the user's, where it has grown."""
+        if self._spilled is not None:
+            self._spilled.tidy_folds()
 
     def close(self) -> None:
         if self._spilled is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from millpond.stores.growing import grown
 from millpond.stores.windows.aligned import only_share
 from millpond.stores.windows.encoding import RowCodec
 from millpond.stores.windows.rocks_database import RocksMemory, imported, open_database
-from millpond.stores.windows.rowlog import check_groups, no_figures, repeated
+from millpond.stores.windows.rowlog import check_groups, no_figures, peeked, repeated
 
 Longs = NDArray[np.int64]
 _KEY_BYTES = 16
@@ -204,6 +205,10 @@ class RocksRows:
 
     def peek_share(self, groups: Longs, share: int, shares: int) -> pa.RecordBatch:
         return only_share(self.peek(groups)[0], share, shares)
+
+    def frozen(self, groups: Longs) -> Iterator[tuple[Longs, pa.RecordBatch]]:
+        """Read at once."""
+        return peeked(self, groups)
 
     def spill(self, nbytes: int) -> int:
         """Its write buffers become files, all of them."""

@@ -234,10 +234,12 @@ class RocksPanes(_RocksWindows):
             yield self._results(span, [span], keys)
 
     def contents(self) -> Iterator[pa.RecordBatch]:
+        every: list[pa.RecordBatch] = []
         for span in sorted(self._sizes):
             epoch = PaneStore(self._shape)
             epoch.put(span, *self._pane(span))
-            yield from epoch.contents()
+            every += epoch.contents()
+        return iter(every)
 
     def fork(self, keys: Keys, watermark: Progress, closes: bool, emits: bool) -> PaneStore:
         other = PaneStore(self._shape)
@@ -340,14 +342,15 @@ class RocksSessions(_RocksWindows):
 
     def contents(self) -> Iterator[pa.RecordBatch]:
         nodes, index = self._index.all(), self._index
-        if len(nodes):
-            columns = [
-                index.keys(nodes).to_arrow(),
-                pa.array(index.starts[nodes]),
-                pa.array(index.ends[nodes]),
-            ]
-            cells = self._layout.to_arrow(self._read(nodes))
-            yield pa.RecordBatch.from_arrays([*columns, *cells], schema=self._shape.staged)
+        if not len(nodes):
+            return iter([])
+        columns = [
+            index.keys(nodes).to_arrow(),
+            pa.array(index.starts[nodes]),
+            pa.array(index.ends[nodes]),
+        ]
+        cells = self._layout.to_arrow(self._read(nodes))
+        return iter([pa.RecordBatch.from_arrays([*columns, *cells], schema=self._shape.staged)])
 
     def fork(self, keys: Keys, watermark: Progress, closes: bool, emits: bool) -> SessionCells:
         other = SessionCells(self._shape, 1)

@@ -120,6 +120,13 @@ class RowLog(Protocol):
         `shares` is a power of two, up to `SHARES_MAX`.
         """
 
+    def frozen(self, groups: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+        """What `peek` gives now, some rows after the others, and of each row the place of its group in `groups`.
+
+        What is on disk is read when it is asked for: from any thread, whatever becomes of it here meanwhile. No group's
+        rows are torn apart, but where all keys share a group.
+        """
+
     def spill(self, nbytes: int) -> int:
         """Moves at least so many bytes from memory to disk, or all that can be; how many it were."""
 
@@ -162,6 +169,20 @@ def figures_of(logs: Sequence[Figured]) -> dict[str, float]:
         "spilled_bytes": sum(log.disk_bytes for log in logs),
         **{f"store_{name}": sum(each[name] for each in did) for name in FIGURES},
     }
+
+
+def with_keys(
+    keys: Keys, frozen: Iterator[tuple[NDArray[np.int64], pa.RecordBatch]], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Rows of groups, each with the key of its group before it."""
+    for places, rows in frozen:
+        yield pa.RecordBatch.from_arrays([keys.take(places).to_arrow(), *rows.columns], schema=schema)
+
+
+def peeked(rows: RowLog, groups: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """What `RowLog.frozen` gives, of rows that are read at once."""
+    batch, offsets = rows.peek(groups)
+    return iter([(np.repeat(np.arange(len(groups)), np.diff(offsets)), batch)] if batch.num_rows else [])
 
 
 def in_portions(

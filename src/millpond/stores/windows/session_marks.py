@@ -207,6 +207,10 @@ class SessionMarks:
                 if their in other._absorbed:
                     self._absorbed[node] = list(other._absorbed[their])
 
+    def withheld(self, index: SessionIndex) -> bool:
+        """Whether a session is another than it was sent as."""
+        return bool(self.changed[index.all()].any())
+
     def due(self, index: SessionIndex, watermark: Progress, closes: bool, emits: bool) -> Longs:
         """What `fire` would send of what there is."""
         nodes = index.ended(np.inf if closes or emits else watermark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from millpond.stores.windows.cells import CellLayout
 from millpond.stores.windows.celltable import Fired, GrowingCells
 from millpond.stores.windows.cutting import cut_sessions
 from millpond.stores.windows.overlay import OverlayRows
-from millpond.stores.windows.rowlog import RowLog, in_portions
+from millpond.stores.windows.rowlog import RowLog, in_portions, with_keys
 from millpond.stores.windows.session_index import Merged, SessionIndex
 from millpond.stores.windows.session_marks import SessionMarks
 from millpond.stores.windows.shape import CUT, WindowShape
@@ -143,17 +144,19 @@ class SessionCells:
         return Fired(index.keys(nodes), index.starts[nodes], index.ends[nodes], results)
 
     def contents(self) -> Iterator[pa.RecordBatch]:
-        if self._spilled:
-            yield from self._spilled.batches()
         nodes = self._index.all()
-        if len(nodes):
-            yield self.staged(nodes)
+        in_memory = [self.staged(nodes)] if len(nodes) else []
+        return chain(self._spilled.batches(), in_memory) if self._spilled else iter(in_memory)
 
     def staged(self, nodes: Longs) -> pa.RecordBatch:
         index = self._index
         cells = self._layout.to_arrow(self._cells.reserve(index.size).take(nodes))
         columns = [index.keys(nodes).to_arrow(), pa.array(index.starts[nodes]), pa.array(index.ends[nodes])]
         return pa.RecordBatch.from_arrays([*columns, *cells], schema=self._shape.staged)
+
+    @property
+    def withheld(self) -> bool:
+        return self.marks is not None and self.marks.withheld(self._index)
 
     @property
     def oldest(self) -> int:
@@ -371,10 +374,7 @@ class SessionRows:
 
     def contents(self) -> Iterator[pa.RecordBatch]:
         nodes = self._index.all()
-        if len(nodes):
-            batch, offsets = self.rows.peek(nodes)
-            keys = self._index.keys(nodes).take(np.repeat(np.arange(len(nodes)), np.diff(offsets)))
-            yield pa.RecordBatch.from_arrays([keys.to_arrow(), *batch.columns], schema=self._shape.staged)
+        return with_keys(self._index.keys(nodes), self.rows.frozen(nodes), self._shape.staged)
 
     def recode(self, shape: WindowShape) -> None:
         self._shape, self._whole = shape, WholeWindows(shape.values, shape.aggregates)
@@ -401,6 +401,10 @@ class SessionRows:
             return self._index.ended(np.inf if closes else watermark)
         nodes = self._index.all()
         return nodes if closes else nodes[self._triggered(nodes) <= watermark]
+
+    @property
+    def withheld(self) -> bool:
+        return self.marks is not None and self.marks.withheld(self._index)
 
     @property
     def oldest(self) -> int:

@@ -16,6 +16,7 @@ from millpond.errors import BadOption, BadRule, WrongColumn
 from millpond.schema import KEY, TIME, KeyKind, key_kind, parse_ddl
 from millpond.stores import views
 from millpond.stores.windows.cells import CellLayout
+from millpond.stores.windows.sifting import can_sift
 from millpond.times import TIME_MAX
 
 Pattern = Literal["rmw", "aar", "aur"]
@@ -98,6 +99,11 @@ class WindowShape:
     def has_ids(self) -> bool:
         """Whether results tell which session they are of, and which are no more."""
         return self.updates and self.window.kind == "session"
+
+    @property
+    def is_sifted(self) -> bool:
+        """Whether rows need not be sent that others of the same key and pane outdo."""
+        return self.layout is None and self.window.is_aligned and can_sift(self.aggregates)
 
     @property
     def longs(self) -> list[str]:

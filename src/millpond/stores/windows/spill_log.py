@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from millpond.errors import CorruptFile, WriteFailed
 from millpond.kernels import spilled
 from millpond.private import AnyPath
 from millpond.stores import views
+from millpond.stores.windows.pinned import Pin, PinnedFiles
+from millpond.stores.windows.rowlog import no_figures
 
 Longs = NDArray[np.int64]
 ENTRY_BYTES = 8 * spilled.ENTRY_FIELDS
@@ -43,8 +46,9 @@ class _Frame(NamedTuple):
 class _Pair:
     """The two files of one generation, and how far they go."""
 
-    def __init__(self, files: Files, directory: str, serial: int) -> None:
+    def __init__(self, files: Files, pinned: PinnedFiles, directory: str, serial: int) -> None:
         self.files = files
+        self.pinned = pinned
         self.data = os.path.join(directory, f"data-{serial}")
         self.index = os.path.join(directory, f"index-{serial}")
         self.data_bytes = 0
@@ -135,8 +139,14 @@ class _Pair:
             start = stop
 
     def remove(self) -> None:
-        self.files.remove(self.data)
-        self.files.remove(self.index)
+        self.pinned.remove(self.data)
+        self.pinned.remove(self.index)
+
+    def frozen(self) -> tuple[_Pair, Pin]:
+        """The same as it is now, to be read as long as the pin is there: files only grow."""
+        other = copy(self)
+        other.frames = list(self.frames)
+        return other, self.pinned.pin([self.data, self.index])
 
 
 class SpillLog:
@@ -146,9 +156,10 @@ class SpillLog:
         self._files = files
         self._directory = os.fspath(directory)
         self._figures = figures
-        self._serial = 0
+        self._serial = -1
         self._has_directory = False
-        self._pair = _Pair(files, self._directory, 0)
+        self._pinned = PinnedFiles(files, directory)
+        self._pair = self._new_pair()
         remove_tree(files, directory)
 
     @property
@@ -239,7 +250,14 @@ class SpillLog:
             self._pair = self._new_pair()
 
     def close(self) -> None:
-        remove_tree(self._files, self._directory)
+        self._pinned.close()
+
+    def frozen(self) -> tuple[SpillLog, Pin]:
+        """The same as it is now, to be scanned and loaded from as long as the pin is there."""
+        other: SpillLog = copy(self)
+        other._figures = no_figures()
+        other._pair, pin = self._pair.frozen()
+        return other, pin
 
     def _move(self, live: Longs, target: _Pair) -> Longs:
         """The entries as they are in the target, which has their words."""
@@ -275,7 +293,7 @@ class SpillLog:
 
     def _new_pair(self) -> _Pair:
         self._serial += 1
-        return _Pair(self._files, self._directory, self._serial)
+        return _Pair(self._files, self._pinned, self._directory, self._serial)
 
 
 def _checksum(entries: Longs) -> int:

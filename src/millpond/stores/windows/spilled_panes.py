@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from millpond.durable.crashpoints import around
+from millpond.errors import CorruptFile, RuleFailed
 from millpond.stores.keys import Keys
 from millpond.stores.windows.cellruns import CellRuns, Run
 from millpond.stores.windows.cells import Cells
@@ -51,6 +52,7 @@ class SpilledPanes:
         self._msa, self._runs_max = msa, runs_max
         self._runs: dict[Span, list[Run]] = {}
         self._samples: dict[Span, NDArray[np.uint64]] = {}
+        self._grown: set[Span] = set()  # with new runs, since functions of the user's could merge them
         self._is_shared = False
 
     def __bool__(self) -> bool:
@@ -82,12 +84,29 @@ class SpilledPanes:
         sample = keys.hashes[(keys.hashes >> np.uint64(40)) & _SAMPLED == 0]
         known = self._samples.get(span)
         self._samples[span] = sample if known is None else np.concatenate([known, sample])
+        if self._layout.has_folds:
+            self._grown.add(span)
 
     def tidy(self, span: Span) -> None:
         """Merges the runs of a pane where they hold a key too often. Nothing has changed if the disk refuses it."""
         # Functions of the user's run where they may fail: not here.
         if not self._layout.has_folds and self._is_amplified(span):
             self._compact(span)
+
+    def tidy_folds(self) -> None:
+        """`tidy` for all panes, by functions of the user's. Runs of which these fail stay as they are, and so they do
+        where the disk refuses it.
+        """
+        while self._grown:
+            # Each is tried once, however that ends: an epoch that is repeated gets further.
+            span = self._grown.pop()
+            if self._is_amplified(span):
+                try:
+                    self._compact(span)
+                except CorruptFile:
+                    raise
+                except (RuleFailed, OSError):
+                    continue
 
     def _is_amplified(self, span: Span) -> bool:
         sample = self._samples[span]
@@ -158,10 +177,17 @@ class SpilledPanes:
                     yield (begin, end), merged
 
     def batches(self, span: Span) -> Iterator[pa.RecordBatch]:
-        """All rows on disk of a pane: keys and cells."""
-        for run in self._runs.get(span, ()):
-            for part in range(len(run.checksums)):
-                yield self._files.read(run, part, self._schema)
+        """All rows on disk of a pane, as they are now: keys and cells. They may be read later, and from any thread."""
+        runs = list(self._runs.get(span, ()))
+        pin = self._files.pin(runs)
+
+        def read() -> Iterator[pa.RecordBatch]:
+            for run in runs:
+                for part in range(len(run.checksums)):
+                    yield self._files.read(run, part, self._schema)
+            pin.release()
+
+        return read()
 
     @property
     def spans(self) -> list[Span]:
@@ -173,6 +199,7 @@ class SpilledPanes:
     def drop_all_but(self, spans: Mapping[Span, CellTable]) -> None:
         for span in [span for span in self._runs if span not in spans]:
             del self._samples[span]
+            self._grown.discard(span)
             runs = self._runs.pop(span)
             if not self._is_shared:
                 self._files.drop(runs)

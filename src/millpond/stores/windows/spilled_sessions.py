@@ -131,15 +131,24 @@ class SpilledSessions:
         return bool(((own[places] == hashes) & (starts[places] <= ends)).any())
 
     def batches(self, keys: Keys | None = None) -> Iterator[pa.RecordBatch]:
-        """All sessions on disk, or those of these keys, and of any with the same hash."""
+        """All sessions that are on disk now, or those of these keys, and of any with the same hash. They may be read later,
+        and from any thread.
+        """
         wanted = None if keys is None else np.unique(keys.hashes)
-        for sessions in self._runs:
-            if wanted is None:
-                yield self._read(sessions)
-            elif _may_have(sessions.filter, wanted).any():
-                batch = self._read(sessions)
-                hashes = Keys.from_arrow(batch.column(0)).hashes
-                yield batch.take(pa.array(np.flatnonzero(np.isin(hashes, wanted))))
+        runs = list(self._runs)
+        pin = self._files.pin(each.run for each in runs)
+
+        def read() -> Iterator[pa.RecordBatch]:
+            for sessions in runs:
+                if wanted is None:
+                    yield self._read(sessions)
+                elif _may_have(sessions.filter, wanted).any():
+                    batch = self._read(sessions)
+                    hashes = Keys.from_arrow(batch.column(0)).hashes
+                    yield batch.take(pa.array(np.flatnonzero(np.isin(hashes, wanted))))
+            pin.release()
+
+        return read()
 
     def copy(self) -> SpilledSessions:
         """The same runs, to be read; what is taken from it stays on disk."""

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from millpond.stores.keys import Keys, decode_keys
 from millpond.stores.outputs import Outputs, Stored
-from millpond.stores.parts import Part, pack, unpack
+from millpond.stores.parts import Part, in_packs, unpack
 from millpond.stores.windows.aligned_windows import AlignedWindows
 from millpond.stores.windows.celltable import Fired
 from millpond.stores.windows.counted import CountedWindows
@@ -64,13 +65,20 @@ class OpenWindows(Protocol):
         """
 
     def contents(self) -> Iterator[pa.RecordBatch]:
-        """All of it, in the form in which rows are sent; inserted in this order it is the same again."""
+        """All of it as it is now, in the form in which rows are sent; inserted in this order it is the same again.
+
+        What is on disk is read when it is asked for, whatever becomes of it here meanwhile.
+        """
 
     def marked(self) -> Iterator[tuple[str, pa.Table]]:
         """What else there is to know, by name, where windows stay or are updated: what has changed, and ids."""
 
     def load_marks(self, name: str, rows: pa.Table) -> None:
         """What `marked` gave, behind what `contents` gave."""
+
+    @property
+    def withheld(self) -> bool:
+        """Where windows are updated: whether something has changed since it was last sent."""
 
     @property
     def oldest(self) -> int:
@@ -151,6 +159,15 @@ class WindowStore:
         return [self.spillable, self.outputs]
 
     @property
+    def oldest(self) -> int:
+        return self.windows.oldest
+
+    @property
+    def live_bytes(self) -> int:
+        """What a snapshot would take, about."""
+        return max(self.spillable.live_bytes, self.windows.nbytes)
+
+    @property
     def beside_bytes(self) -> int:
         return self.windows.nbytes - self.spillable.memory_bytes
 
@@ -221,6 +238,11 @@ class WindowStore:
         )
         return fork.run(portions, watermark, closes, time_kind, emits)
 
+    def tidy_folds(self) -> None:
+        """Upkeep of what is on disk that runs user code: where that may fail, and is limited."""
+        if isinstance(self.windows, PaneStore):
+            self.windows.tidy_folds()
+
     def recode(self, shape: WindowShape) -> None:
         """The same windows, whose functions of their own are others from now on."""
         self.shape = shape
@@ -230,6 +252,11 @@ class WindowStore:
     def keep(self, writer: str, turn: Turn, rows: pa.Table | Stored) -> None:
         """What an epoch fired."""
         self.outputs.keep(writer, turn, rows)
+
+    @property
+    def withheld(self) -> bool:
+        """Whether an epoch that emits would give an update, though it brought nothing."""
+        return self.shape.updates and self.windows.withheld
 
     def open(self, time_kind: str, keys: Keys | None = None) -> pa.Table:
         """What is open now, of all keys or of these."""
@@ -265,8 +292,9 @@ class WindowStore:
         self._note_saved()
 
     def _note_saved(self) -> None:
-        """The end of the last window that a snapshot holds; one that time does not end may last for ever."""
-        until = TIME_MAX if self.windows.newest is None else self.windows.newest
+        """Up to when the last window stays that a snapshot holds; one that time does not end may last for ever."""
+        newest = self.windows.newest
+        until = TIME_MAX if newest is None else min(newest + self.shape.lateness, TIME_MAX)
         self._saved_until = until if self.windows.count else TIME_MIN
 
     def needs_saved(self, writers: Collection[str], oldest: int) -> bool:
@@ -276,13 +304,14 @@ class WindowStore:
         return self._saved_until >= oldest or not self.outputs.are_new(writers)
 
     def copy(self) -> WindowStore:
-        """All of it as it is now, to be written: rows are immutable, and those on disk are read now."""
+        """All of it as it is now, to be written piece by piece: rows are immutable, and files stay as long as they are read."""
         return _Frozen(self)  # type: ignore[return-value]
 
     def export(self) -> pa.RecordBatch:
         return _Frozen(self).export()
 
     def load(self, batch: pa.RecordBatch) -> None:
+        """One of the batches that it was written as, after the others."""
         for kind, name, rows in unpack(batch):
             if kind == "outputs":
                 self.outputs.load(name, rows)
@@ -329,15 +358,21 @@ class _Frozen:
     """A slice as it was, to be written."""
 
     def __init__(self, store: WindowStore) -> None:
-        self._parts = [Part("open", "", pa.Table.from_batches([each])) for each in store.windows.contents()]
-        self._parts += [Part("marks", name, rows) for name, rows in store.windows.marked()]
-        self._parts += [Part("outputs", name, rows) for name, rows in store.outputs.export()]
         exact = None if math.isinf(store.fired) else int(store.fired)
         meta = pa.table([[float(store.fired)], pa.array([exact], pa.int64())], schema=META)
-        self._parts.insert(0, Part("meta", "", meta))
+        self._meta = [Part("meta", "", meta)]
+        self._contents = store.windows.contents()
+        self._marks = [Part("marks", name, rows) for name, rows in store.windows.marked()]
+        self._outputs = store.outputs.pieces()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Once: what is on disk is read now. Each is for `load`, in this order."""
+        contents = (Part("open", "", pa.Table.from_batches([each])) for each in self._contents)
+        outputs = (Part("outputs", name, rows) for name, rows in self._outputs)
+        return in_packs(chain(self._meta, contents, self._marks, outputs))
 
     def export(self) -> pa.RecordBatch:
-        return pack(self._parts)
+        return pa.concat_batches(list(self.batches()))
 
 
 def _together(fires: Iterator[Fired]) -> Iterator[list[Fired]]:

@@ -117,8 +117,18 @@ class TouchedKeys:
         return gone
 
     def _is_gone(self, span: Span) -> bool:
-        end = span[1] if self._slides is None else self._slides.last_with(span[0]) + self._shape.window.size
-        return has_ended(end, self.fired - self._shape.lateness)
+        return has_ended(self._last_end(span), self.fired - self._shape.lateness)
+
+    def _last_end(self, span: Span) -> int:
+        """When the last window ends that this is one of, or a pane of."""
+        if self._slides is None:
+            return span[1]
+        return self._slides.last_with(span[0]) + self._shape.window.size
+
+    @property
+    def withheld(self) -> bool:
+        """Whether something waits for the next epoch that emits."""
+        return any(not has_ended(self._last_end(span), self.fired) for span in self._waiting)
 
     def is_over(self, span: Span) -> bool:
         """Whether a window has been sent at its end."""

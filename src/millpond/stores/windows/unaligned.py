@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from copy import copy
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +18,7 @@ from millpond.kernels import spilled
 from millpond.private import AnyPath
 from millpond.stores import views
 from millpond.stores.windows.grouped import GroupedRows
-from millpond.stores.windows.rowlog import no_figures
+from millpond.stores.windows.rowlog import in_portions, no_figures
 from millpond.stores.windows.spill_log import ENTRY_BYTES, SpillLog
 
 Longs = NDArray[np.int64]
@@ -156,6 +158,23 @@ class UnalignedRows:
     def peek_share(self, groups: Longs, share: int, shares: int) -> pa.RecordBatch:
         assert shares == 1, "groups of a key of its own each are read some at a time"
         return self.peek(groups)[0]
+
+    def frozen(self, groups: Longs) -> Iterator[tuple[Longs, pa.RecordBatch]]:
+        """What is in memory is copied, and in memory twice until all is read."""
+        groups = groups.copy()
+        other: UnalignedRows = copy(self)
+        other._rows, other._figures = self._rows.copy(), no_figures()
+        other._log, pin = self._log.frozen()
+
+        def read() -> Iterator[tuple[Longs, pa.RecordBatch]]:
+            done = 0
+            for some in in_portions(other, groups):
+                batch, offsets = other.peek(some)
+                yield done + np.repeat(np.arange(len(some)), np.diff(offsets)), batch
+                done += len(some)
+            pin.release()
+
+        return read()
 
     def spill(self, nbytes: int) -> int:
         """Groups that are expected last go first, and half of all at least: what stays in memory is moved there.

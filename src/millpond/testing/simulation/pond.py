@@ -9,9 +9,12 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from millpond.client.client import Client
 from millpond.container.holdings.base import Bounds, Means
 from millpond.container.service import ContainerService
+from millpond.coordinator.elasticity import Scaling
 from millpond.coordinator.hosting import Host
 from millpond.coordinator.service import CoordinatorService
 from millpond.errors import (
@@ -32,6 +35,8 @@ from millpond.testing.simulation.faults import Faults
 from millpond.testing.simulation.scheduler import Died, Process
 from millpond.testing.simulation.storms import DRIVER
 from millpond.wire.base import SliceId, Term
+from millpond.wire.figures import PondMetrics, SliceFigures
+from millpond.wire.moves import Autoscale, Cause, Moves, Rebalance
 
 if TYPE_CHECKING:
     from millpond.testing.simulation.kernel import Simulation
@@ -40,6 +45,10 @@ ROOT = "/pond"
 ADDRESS = "coordinator"
 SLICES = 4
 CONTAINERS_MAX = 3
+BALANCED = 0.3
+"""Of ponds, so many are rebalanced and scale themselves."""
+ROW_S = 0.02
+"""What a row costs of a processor, as far as load goes: real times would not repeat."""
 BOOT_S = 0.1
 REOPEN_S = 0.5
 UPKEEP_S = (0.3, 30.0)
@@ -189,6 +198,9 @@ class SimPond:
         # Not from `chance`: what is drawn after it stays as it is without.
         self.elastic = Random(f"elastic {sim.seed}")
         self.backups = self.elastic.choice((0, 0, 1, 1, 1, 2))
+        # Not from `elastic`, either: seeds that are not balanced are as they were.
+        self.balance = Random(f"balance {sim.seed}")
+        self.is_balanced = self.balance.random() < BALANCED
         self.window_bytes: int | None = None
         """Of windows' rows, what may stay in memory; None where none go to disk."""
         self.log_records = BOUNDS.log_records
@@ -217,6 +229,8 @@ class SimPond:
             sim.disk.files(driver), ROOT, sim.network.dialer(driver), driver.runtime
         )
         sim.network.serve(driver, coordinator, ADDRESS)
+        if self.is_balanced:
+            self._count_load(coordinator)
         self.hosting = SimHosting(sim, driver, self.upkeep_s, self._means, coordinator.recover)
         try:
             coordinator.start(self.hosting, self.containers, SLICES, self.backups)
@@ -320,6 +334,61 @@ class SimPond:
             self.sim.faults.fire("scaling failed", repr(error)[:80])
         else:
             self.sim.faults.fire("scaled", str(wanted))
+
+    def balance_load(self, every_s: float) -> None:
+        """Has slices go where there is less load, and the number of containers follow it, until the storms are over."""
+        while self.sim.faults.weather.is_foul:
+            self.sim.scheduler.sleep(self.sim.faults.duration(every_s))
+            with suppress(Died):
+                if self.driver is not None and self.driver.alive and self.coordinator is not None:
+                    self.driver.run(self._balance, "balance")
+
+    def _balance(self) -> None:
+        coordinator, chance = self.coordinator, self.balance
+        assert coordinator is not None
+        if not self.sim.faults.weather.is_foul:
+            coordinator.call(Autoscale())
+            return
+        try:
+            if chance.random() < 0.5:
+                low = chance.randint(1, 2)
+                high, hold_s = chance.randint(low, CONTAINERS_MAX), chance.uniform(0.5, 5.0)
+                self.sim.scheduler.note(f"scales itself between {low} and {high} containers")
+                coordinator.call(Autoscale(low, high, 0.02, 0.1, hold_s))
+                return
+            moves = coordinator.call(Rebalance(chance.choice(("cpu", "rows", "bytes"))))
+            assert isinstance(moves, Moves)
+            self._await_moves([move.id for move in moves.moves])
+        except Exception as error:
+            if not is_weather(error):
+                raise
+            self.sim.faults.fire("rebalancing failed", repr(error)[:80])
+        else:
+            if moves.moves:
+                self.sim.faults.fire("rebalanced", f"{len(moves.moves)} moves")
+
+    def _count_load(self, coordinator: CoordinatorService) -> None:
+        """By rows; and what comes of it is counted."""
+        gather, scale, faults = coordinator.figures.gather, coordinator.elasticity.scale, self.sim.faults
+
+        def gathered() -> PondMetrics:
+            figures = gather()
+            columns = figures.slices.columns()
+            rows = columns["rows_updated"] + columns["rows_fetched"]
+            columns["cpu_us"] = (1e6 * ROW_S * rows).astype(int)
+            containers = {
+                container: {**own, "cpu_s": ROW_S * (own["rows_applied"] + own["rows_fetched"])}
+                for container, own in figures.containers.items()
+            }
+            return msgspec.structs.replace(figures, slices=SliceFigures.of(columns), containers=containers)
+
+        def scaled(containers: int, cause: Cause = "scale") -> Scaling:
+            if cause == "autoscale":
+                faults.fire("autoscaled", str(containers))
+            return scale(containers, cause)
+
+        coordinator.figures.gather = gathered  # type: ignore[method-assign]
+        coordinator.elasticity.scale = scaled  # type: ignore[method-assign, assignment]
 
     def checkpoint_soon(self, process: Process) -> None:
         """Upkeep comes to a container, of all moments, now."""

@@ -299,28 +299,34 @@ def contents(opened: Program) -> dict[str, Any]:
 
 
 def commit(pond: Pond, call: ProgramCall, turn: Turn, chance: Random) -> list[int]:
-    """What an epoch returns, whose rows are staged by several tasks, some of them more than once."""
-    client, wanted = pond._client, turn_of(turn.number)  # noqa: SLF001 - tasks stage by the client itself
-    tables = [_table(part) for part in turn.parts]
+    """What an epoch returns."""
+    rows = commit_tables(pond, call, [_table(part) for part in turn.parts], turn.number, chance)
+    asked = list(zip(rows["user"].to_pylist(), rows["item"].to_pylist(), strict=True))
+    if asked != turn.calls:
+        raise Wrong(f"epoch {turn.number} of {turn.operator} gave back {asked}, not {turn.calls}")
+    given: list[int] = rows["given"].to_pylist()
+    return given
+
+
+def commit_tables(
+    pond: Pond, call: ProgramCall, tables: list[pa.Table], number: int, chance: Random
+) -> pa.Table:
+    """The rows of an epoch with what they got, after they were staged by several tasks, some of them more than once."""
+    client, wanted = pond._client, turn_of(number)  # noqa: SLF001 - tasks stage by the client itself
     intake = call.intake(tables[0].schema)
 
     def stage(plan: EpochPlan) -> list[Receipt]:
-        def task(number: int) -> Receipt:
-            part = Part(LOCAL_QUERY, wanted, number)
+        def task(place: int) -> Receipt:
+            part = Part(LOCAL_QUERY, wanted, place)
             attempts = [
-                intake.stage(client, tables[number], plan, part) for _ in range(chance.choice((1, 1, 1, 2)))
+                intake.stage(client, tables[place], plan, part) for _ in range(chance.choice((1, 1, 1, 2)))
             ]
             return chance.choice(attempts)
 
         return client.runtime.map(task, list(range(len(tables))))
 
     commit_staged(client, intake, LOCAL_QUERY, wanted, stage, "", call.work(intake), "continue")
-    rows = call.returned(LOCAL_QUERY, wanted, tables[0].schema).read(client)
-    asked = list(zip(rows["user"].to_pylist(), rows["item"].to_pylist(), strict=True))
-    if asked != turn.calls:
-        raise Wrong(f"epoch {turn.number} of {turn.operator} gave back {asked}, not {turn.calls}")
-    given: list[int] = rows["given"].to_pylist()
-    return given
+    return call.returned(LOCAL_QUERY, wanted, tables[0].schema).read(client)
 
 
 def replay(

@@ -14,6 +14,8 @@ from millpond.container.staging import STAGED_S_MAX
 from millpond.errors import RuleInterpreted, UnknownResident
 from millpond.pond.pond import Pond
 from millpond.testing.simulation.apps import App, Chronicle, Wrong
+from millpond.testing.simulation.chains import DRAWN as CHAINS_DRAWN
+from millpond.testing.simulation.chains import ChainCaller, ChainChecker, ChainModel, ChainReader, draw_chain
 from millpond.testing.simulation.faults import Weather
 from millpond.testing.simulation.fetcher import Fetcher, FetcherModel, draw_fetcher
 from millpond.testing.simulation.joins import DRAWN as ROWS_DRAWN
@@ -60,7 +62,7 @@ class Scenario:
         self.storm_s = math.exp(chance.uniform(math.log(3), math.log(60)))
         self.models: list[StateModel] = []
         self.apps: list[App] = []
-        self.readers: list[Reader] = []
+        self.readers: list[Reader | ChainReader] = []
         self._failed: Exception | None = None
         self._loses_early = self.pond.elastic.random() < 0.5
         """A disk is lost while applications are still at their last epochs."""
@@ -82,11 +84,14 @@ class Scenario:
             self._draw_window("window")
         self.programs: list[ProgramModel] = []
         self._program_chance = Random(f"programs {seed}")
+        self.chains: list[ChainModel] = []
         if self._program_chance.random() < PROGRAMS_DRAWN:
-            self._draw_program("program")
-
+            if Random(f"chains {seed}").random() < CHAINS_DRAWN:
+                self._draw_chain("chain")
+            else:
+                self._draw_program("program")
         self._rows_chance = Random(f"joins {seed}")
-        if not self.windows and not self.programs and self._rows_chance.random() < ROWS_DRAWN:
+        if not (self.windows or self.programs or self.chains) and self._rows_chance.random() < ROWS_DRAWN:
             self._feed(draw_rows(self._rows_chance, "rows"), self._rows_chance)
 
     def _draw_state(self, name: str) -> None:
@@ -157,6 +162,14 @@ class Scenario:
         pause_s = PACE * self.storm_s / len(model.turns)
         self.apps.append(ProgramCaller(self.pond, self.chronicle, model, chance, pause_s))
 
+    def _draw_chain(self, name: str) -> None:
+        chance = self._program_chance
+        model = draw_chain(chance, name, SLICES)
+        self.chains.append(model)
+        pause_s = PACE * self.storm_s / len(model.turns)
+        self.apps.append(ChainCaller(self.pond, self.chronicle, model, chance, pause_s))
+        self.readers.append(ChainReader(self.pond, self.chronicle, model, chance, self.storm_s / 30))
+
     # The run
 
     def run(self) -> None:
@@ -167,14 +180,23 @@ class Scenario:
         storms.begin()
         if self.chance.random() < 0.5:
             world.spawn(lambda: self.pond.move_slices(self.storm_s / 14), "mover")
+        if self.pond.is_balanced:
+            world.spawn(lambda: self.pond.balance_load(self.storm_s / 10), "balancer")
         for app in [*self.apps, *self.readers]:
             world.spawn(app.live, app.name)
         sim.scheduler.sleep(self.storm_s)
         storms.end()
         sim.scheduler.note("the storms are over")
         # That all goes on again shows at one more epoch; many in calm weather show nothing more.
-        drawn: list[StateModel | FetcherModel | LedgerModel | WindowModel | ProgramModel]
-        drawn = [*self.models, *self.fetches, *self.ledgers, *self.windows, *self.programs]
+        drawn: list[StateModel | FetcherModel | LedgerModel | WindowModel | ProgramModel | ChainModel]
+        drawn = [
+            *self.models,
+            *self.fetches,
+            *self.ledgers,
+            *self.windows,
+            *self.programs,
+            *self.chains,
+        ]
         for model in drawn:
             model.cut()
         for reader in self.readers:
@@ -239,6 +261,8 @@ class Scenario:
             WindowChecker(self.pond, self.chronicle, self.windows, self._window_chance).live()
         if self.programs:
             ProgramChecker(self.pond, self.chronicle, self.programs, self._program_chance).live()
+        if self.chains:
+            ChainChecker(self.pond, self.chronicle, self.chains, self._program_chance).live()
 
     # What faults reach
 
@@ -277,6 +301,7 @@ class Scenario:
         did.update({f"{each.kind} epochs": each.done for each in self.windows if isinstance(each, RowsModel)})
         did["windows fired"] = sum(len(rows) for model in self.windows for rows in model.results.values())
         did["program epochs"] = sum(model.acknowledged for model in self.programs)
+        did["chain turns"] = sum(model.acknowledged for model in self.chains)
         return Report(
             self.sim.seed,
             failure,

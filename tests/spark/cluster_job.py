@@ -1,4 +1,5 @@
-"""A driver whose pond has its containers on Spark, by TLS, `python secrets_job.py WHERE`: where does a secret show?
+"""A driver whose pond has its containers on a cluster, by TLS, `python cluster_job.py WHERE`: it loses a machine, and tells
+what is right after that, and where a secret shows.
 
 It searches all places twice: after all kinds of work, and again once it has told the token in each of them on purpose.
 What was found is a line of JSON. What it logs must go to a file, which it reads.
@@ -10,6 +11,7 @@ import base64
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,12 +19,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyspark.serializers
-from hosting_checks import wait_until
+from cluster import JAVA_OPTIONS, use_home
+from hosting_checks import is_gone, wait_until
+from hosting_job import Watched
 from pyspark.sql import SparkSession
 
 import millpond as mp
 from millpond.coordinator.passes import Passes
+from millpond.errors import NoTaskSlots
 from millpond.wire.authority import Authority, Bundle
 from millpond.wire.handshake import bearer
 
@@ -33,7 +39,12 @@ SETTINGS = {
     "spark.driver.host": HOST,
     "spark.driver.bindAddress": HOST,
     "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    "spark.task.maxFailures": "2",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.default.parallelism": "1",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -131,7 +142,7 @@ def contents(where: Path) -> Iterator[tuple[str, bytes]]:
                 continue
     for each in pickled:
         yield "pickles", each
-    for folder in ("events", "local", "pond"):
+    for folder in ("events", "local", "pond", "spark-home/work"):
         for text in files(where / folder):
             yield folder, text
     yield "spark log", (where / "spark.log").read_bytes()
@@ -143,6 +154,38 @@ def found(where: Path, secrets: dict[str, bytes]) -> dict[str, list[str]]:
     for place, text in contents(where):
         seen.setdefault(place, set()).update(name for name, secret in secrets.items() if secret in text)
     return {place: sorted(names) for place, names in seen.items()}
+
+
+def lose_a_machine(pond: mp.Pond, root: Path) -> dict[str, Any]:
+    """The Java machine of an executor is killed, and its container with it; another one takes its place."""
+    watched = Watched(pond, root)
+    state = pond.state("more", key="long", value="long")
+    feed = state.update(key="k", at="t", value="v", name="feed")
+
+    def epoch(number: int) -> pa.Table:
+        return pa.table({"k": range(64), "t": [number] * 64, "v": range(number, number + 64)})
+
+    feed(epoch(0), 0)
+    lost = watched.executor(0)
+    told = watched.back_after(lambda: os.kill(lost, signal.SIGKILL))
+    for number in (0, 1):  # what comes again counts once
+        feed(epoch(number), number)
+    state.finish("feed")
+    answers = state.fetch(key="k", at="t", into="w").now(pa.concat_tables([epoch(0), epoch(1)]))
+    told["right"] = answers["w"].to_pylist() == [*range(64), *range(1, 65)]
+    told["kept"] = sorted(pond.state("counts").snapshot()["value"].to_pylist()) == [40, 50]
+    told["elsewhere"] = watched.executor(0) != lost
+    return told
+
+
+def refused(pond: mp.Pond) -> list[int]:
+    """More containers than leave slots for queries."""
+    try:
+        pond.scale(containers=4, threads=3)
+    except NoTaskSlots as error:
+        threads = {int(own["threads"]) for own in pond.metrics()["containers"].values()}
+        return [error.slots, error.taken, error.left, max(threads)]
+    return []
 
 
 def work(spark: SparkSession, pond: mp.Pond) -> list[Any]:
@@ -185,7 +228,8 @@ def main(where: Path) -> None:
     for folder in ("events", "local"):
         (where / folder).mkdir(parents=True)
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    builder = SparkSession.builder.master("local[3]").appName("secrets")
+    use_home(where)
+    builder = SparkSession.builder.master("local-cluster[2,2,1024]").appName("cluster")
     log4j = where / "log4j2.properties"
     log4j.write_text(LOG4J.format(path=where / "spark.log"))
     folders = {
@@ -197,10 +241,15 @@ def main(where: Path) -> None:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     root = where / "pond"
-    with mp.open(root, spark=spark, hosting="spark") as pond:
-        address = pond.containers()[0].address
+    with mp.open(root, spark=spark, hosting="spark", containers=2, threads=1) as pond:
+        addresses = [container.address for container in pond.containers()]
+        slots = pond.metrics()["task_slots"]
+        scaled = refused(pond)
         answers = work(spark, pond)
-        secrets = secrets_of(pond, root)
+        pids, secrets = [container.pid for container in pond.containers()], secrets_of(pond, root)
+        lost = lose_a_machine(pond, root)
+        pids += [container.pid for container in pond.containers()]
+        secrets |= secrets_of(pond, root)
         wait_until(lambda: b"millpond-container-0" in b"".join(files(where / "events")), 10)
         clean = found(where, secrets)
         child = tell(spark, where, secrets["token"].decode())
@@ -209,10 +258,17 @@ def main(where: Path) -> None:
         told = found(where, secrets)
         child.kill()
         child.wait()
+    left = sum(not is_gone(pid) for pid in pids)
+    jobs = len(spark.sparkContext.statusTracker().getActiveJobsIds())
     spark.stop()
     line = {
         "answers": answers,
-        "address": address,
+        "addresses": addresses,
+        "slots": slots,
+        "refused": scaled,
+        "lost": lost,
+        "left": left,
+        "jobs": jobs,
         "secrets": sorted(secrets),
         "clean": clean,
         "told": told,
