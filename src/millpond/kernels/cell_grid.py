@@ -51,6 +51,7 @@ from millpond.kernels.rows import hash_key
 
 PLACES_PER_CELL = 8
 PLACES_FREE = 1 << 17  # a grid so small is no matter
+WORK_MIN = 1 << 14
 WORD_BITS = 64
 
 
@@ -195,10 +196,10 @@ def multiply(cells: Any, limit: int, keys: Longs, values: Doubles, used: int) ->
         if not np.isfinite(values[i]):
             is_finite = False
     order_rows(cells)
-    if control[GRID] == 0 and used * control[ROWS_IN_USE] > 1 << 10:
-        # Where there can be a grid is asked when so much is multiplied, and not each time.
+    if control[GRID] == 0:
+        # Whether there can be a grid is asked when enough is multiplied, and not each time.
         control[WORK] += used * control[ROWS_IN_USE]
-        if control[WORK] > control[LIVE]:
+        if control[WORK] > control[LIVE] + WORK_MIN:
             make_grid(cells)
             control[WORK] = -64 * control[LIVE]
     if control[GRID] != 0 and is_finite:
