@@ -10,8 +10,13 @@ import sys
 from typing import Any
 
 import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import types
+from numba.extending import intrinsic
 
+from millpond.kernels._jit import JIT_ENABLED
 from millpond.programs.machine.cache import part
+from millpond.programs.machine.plan import STOP
 from millpond.txn.compiler.arithmetic import (
     add_overflows,
     compare,
@@ -28,6 +33,25 @@ from millpond.txn.compiler.arithmetic import (
 
 LOWEST = np.int64(-(1 << 63))
 RANGE_MAX = np.int64(1 << 61)
+
+
+if JIT_ENABLED:
+
+    @intrinsic
+    def stopped(_typing: Any, control: Any) -> Any:
+        """Whether another thread wants it to end. Read anew each time: the compiler may not take it out of a loop."""
+
+        def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            array = context.make_array(control)(context, builder, args[0])
+            place = builder.gep(array.data, [ir.Constant(ir.IntType(64), STOP)])
+            word = builder.load_atomic(place, "acquire", 8)
+            return builder.icmp_signed("!=", word, ir.Constant(ir.IntType(64), 0))
+
+        return types.boolean(control), emit
+else:
+
+    def stopped(control: Any) -> bool:
+        return bool(control[STOP])
 
 
 @part
@@ -291,7 +315,7 @@ NAMES: dict[str, Any] = {
         *(add_longs, sub_longs, mul_longs, floor_longs, mod_longs, div_longs, abs_long),
         *(div_doubles, floor_doubles, mod_doubles, not_zero, least, most),
         *(item_at, holds, joined, pushed, sum_longs, sum_doubles, total_doubles, min_of, max_of),
-        *(check_range, whole_step, same_length),
+        *(check_range, whole_step, same_length, stopped),
     )
 }
 NAMES |= {

@@ -248,7 +248,7 @@ class _Driver:
                 f"        control[{AT}] = n",
                 *(f"        {line}" for line in self.inner),
                 f"        k = te({call})",
-                f"        if control[{WRONG}] != 0 or control[{STOP}] != 0:",
+                f"        if control[{WRONG}] != 0 or stopped(control):",
                 "            return n",
                 "        following[n] = k",
                 "    return last",

@@ -89,7 +89,7 @@ class Function(Expressions):
 
     def poll(self) -> None:
         """In each loop: it ends where something went wrong, or somebody wants it to."""
-        with self.under("if control[0] != 0 or control[1] != 0:"):
+        with self.under("if control[0] != 0 or stopped(control):"):
             self.write(f"return {self.fail}")
 
     def assign(self, target: ast.expr, value: ast.expr) -> None:
