@@ -45,6 +45,7 @@ from millpond.durable import arrow_files
 from millpond.ops.direct import DirectReads
 from millpond.ops.window import FiringSource, WindowSource
 from millpond.ops.window_intake import WindowIntake
+from millpond.pond.window import Window
 from millpond.programs import calls
 from millpond.programs.tracked_cells import TrackedCells
 from millpond.programs.tracking import TrackedEntries
@@ -393,6 +394,13 @@ WINDOWS: dict[str, tuple[int, list[Edit]]] = {
     "a finish is handed over once": (
         1,
         [Edit(WindowSource, "finish", "and not turns.owed and last.drain", "and False")],
+    ),
+    "open windows are read while an epoch becomes visible": (
+        126,
+        [
+            Edit(Window, "_settled", ".pending:", " is None:"),
+            Edit(Window, "_at_one_epoch", " and not after.pending", ""),
+        ],
     ),
     "windows fire twice": (
         11,

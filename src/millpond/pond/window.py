@@ -21,6 +21,8 @@ from millpond.wire.windows import FindOpen, ReadOpen, WindowSpec
 
 READS_MAX = 20
 """So often it is tried to read what is open between two epochs."""
+# How long an epoch that is decided is waited for, and how often it is looked for.
+VISIBLE_S_MAX, LOOK_S = 120.0, 0.01
 
 
 class Window:
@@ -91,7 +93,7 @@ class Window:
         """What the open windows hold, as of one epoch: of all keys or of these. Nothing fires.
 
         `keys` are a table with the key's columns, or a list of keys. Windows that have fired are not there any more. Where
-        epochs come so fast that one is over before all containers have answered, it is tried again some times, and refused.
+        epochs come so fast that one is decided before all containers have answered, it is tried again some times, and refused.
         """
         spec = self._current()
         if spec.value is None:
@@ -112,17 +114,32 @@ class Window:
         return _results(shape_of(spec), self.progress().time_kind)
 
     def _at_one_epoch(self, read: Callable[[], pa.Table]) -> pa.Table:
-        """Containers make an epoch visible each at its own time: what was read counts if no epoch came meanwhile."""
+        """Slices make an epoch visible each at its own time: what was read counts if none was on its way meanwhile."""
         for _ in range(READS_MAX):
-            before = self.progress().seen
+            before = self._settled()
             rows = read()
-            if self.progress().seen == before:
+            after = self.progress()
+            if after.seen == before.seen and not after.pending:
                 return rows
         raise Unavailable(
             f"each of {READS_MAX} times that window {self.name!r} was read an epoch came in between",
             hint="read it for fewer keys, or have larger epochs",
             address="",
         )
+
+    def _settled(self) -> ResidentProgress:
+        """Where it stands once what is decided is visible in all slices."""
+        runtime = self._client.runtime
+        deadline = runtime.now() + VISIBLE_S_MAX
+        while (progress := self.progress()).pending:
+            if runtime.now() > deadline:
+                raise Unavailable(
+                    f"an epoch of window {self.name!r} is decided, and was not visible everywhere within {VISIBLE_S_MAX:g} s",
+                    hint="a container may be away, or the epoch is very large: read it again later",
+                    address="",
+                )
+            runtime.sleep(LOOK_S)
+        return progress
 
     def _find(self, spec: WindowSpec, shape: WindowShape, keys: Keys) -> pa.Table:
         asked = pa.schema([shape.staged.field(0)])

@@ -226,6 +226,8 @@ class ResidentProgress(Message, frozen=True, tag=True):
     held_by: list[HoldsBack] = msgspec.field(default_factory=list)
     seen: Count = 0
     """How many of its epochs are visible."""
+    pending: bool = False
+    """Whether one more is decided: it may be visible in some slices, and in others not yet."""
 
 
 class AskProgress(Call[ResidentProgress], frozen=True, tag=True):

@@ -42,7 +42,15 @@ from millpond.testing.simulation.states import (
     draw_feed,
     open_state,
 )
-from millpond.testing.simulation.windows import DRAWN, WindowChecker, WindowFeeder, WindowModel, draw_window
+from millpond.testing.simulation.windows import (
+    DRAWN,
+    WATCHED,
+    WindowChecker,
+    WindowFeeder,
+    WindowModel,
+    WindowWatcher,
+    draw_window,
+)
 
 STEPS_MAX = 300_000
 PACE = 0.8
@@ -62,7 +70,7 @@ class Scenario:
         self.storm_s = math.exp(chance.uniform(math.log(3), math.log(60)))
         self.models: list[StateModel] = []
         self.apps: list[App] = []
-        self.readers: list[Reader | ChainReader] = []
+        self.readers: list[Reader | ChainReader | WindowWatcher] = []
         self._failed: Exception | None = None
         self._loses_early = self.pond.elastic.random() < 0.5
         """A disk is lost while applications are still at their last epochs."""
@@ -141,6 +149,10 @@ class Scenario:
         # So that windows come to rest on the log, and go on from there, within a storm.
         self.pond.log_records = chance.choice((1, 3, 8))
         self._feed(model, chance)
+        if not model.apart and Random(f"watching {self.sim.seed}").random() < WATCHED:
+            self.readers.append(
+                WindowWatcher(self.pond, self.chronicle, f"{name}_watcher", model, self.storm_s / 30)
+            )
 
     def _feed(self, model: WindowModel, chance: Random) -> None:
         name = model.name

@@ -38,6 +38,9 @@ DRAWN = 0.4
 STAYING = 0.5
 """Of those, so many fire more than once, where they may."""
 LOOKING, REPLAYING, CHECKPOINTING = 0.4, 0.25, 0.1
+WATCHED = 0.5
+"""Of those whose sources take turns, so many are watched meanwhile."""
+BURST, WATCH_TIMES = 12, 20
 EPOCHS_MIN = 5
 
 
@@ -123,6 +126,7 @@ class WindowModel:
         """Whether what fires goes to a function, or comes back."""
         self.firing = firing
         self.begun = 0
+        self.finishing = False
         self.acknowledged = dict.fromkeys(delays, 0)
         self.results: dict[tuple[str, int], list[Result]] = {}
         """What each epoch gave, and below zero what finishing did."""
@@ -194,13 +198,16 @@ class WindowModel:
                 raise Wrong(f"epoch {number} of {source} gave {rows}, not {self.expected[place]}", keys)
 
     def check_open(self, since: int, rows: list[Result]) -> None:
-        """Of each key, what is open is as an epoch left it that is not older than those acknowledged, nor to come."""
+        """What is open is as one epoch left it, of all keys: none that is older than those acknowledged, nor to come."""
         allowed = [_by_key(each) for each in self.open[since : self.begun + 1]]
         seen = _by_key(rows)
+        if seen in allowed:
+            return
         for key in range(KEYS):
-            if not any(seen.get(key, []) == each.get(key, []) for each in allowed):
-                told = [each.get(key, []) for each in allowed]
+            told = [each.get(key, []) for each in allowed]
+            if seen.get(key, []) not in told:
                 raise Wrong(f"open of {self.name}[{key}] is {seen.get(key, [])}, not one of {told}", [key])
+        raise Wrong(f"open of {self.name} is {seen}: some of one epoch, some of another of {allowed}")
 
     def check_finished(self) -> None:
         """All that ever fired, each window once."""
@@ -308,6 +315,7 @@ class WindowFeeder(App):
         # One that goes its own way may finish while others go on; what it fired comes back as long as nothing new does.
         while not (model.apart and model.to_sink) and model.done < len(model.turns):
             self.pause(process, self._pause_s)
+        model.finishing = True
         for name in self._mine:
             self._finish(sources[name])
 
@@ -347,6 +355,35 @@ class WindowFeeder(App):
             # Asked again, it gives the same: whoever is killed here asks again.
             model.take(source.name, -1, rows.to_pylist())
         self.say(f"{source.name} has finished")
+
+
+class WindowWatcher(App):
+    """Looks at what is open again and again, while epochs are applied here and there."""
+
+    def __init__(
+        self, pond: SimPond, chronicle: Chronicle, name: str, model: WindowModel, pause_s: float
+    ) -> None:
+        super().__init__(pond, chronicle, name)
+        self.model = model
+        self.reads = 0
+        self.stopping = False
+        self._pause_s = pause_s
+
+    def work(self, pond: Pond, process: Process) -> None:
+        model = self.model
+        resident = model.resident(pond)
+        while not self.stopping:
+            # Most of the time no epoch is on its way, and there is nothing to be seen.
+            for _ in range(WATCH_TIMES if self.reads % BURST == 0 else 0):
+                self.pause(process, self._pause_s / WATCH_TIMES)
+                if model.begun > model.done:
+                    break
+            since = model.done
+            rows = model.open_in(resident)
+            if model.finishing:
+                return
+            model.check_open(since, rows)
+            self.reads += 1
 
 
 def commit(pond: Pond, source: FiringSource, turn: Turn, chance: Random) -> list[Result]:
