@@ -28,7 +28,8 @@ from millpond.ops.window_intake import WindowIntake, check_teachable, columns_of
 from millpond.schema import format_ddl, parse_ddl
 from millpond.stores.keys import Keys
 from millpond.stores.windows.rowwise import interpreted_reasons
-from millpond.stores.windows.shape import NO_KEY, WindowShape, columns_needed
+from millpond.stores.windows.shape import NO_KEY, Chosen, WindowShape, choose_early, columns_needed
+from millpond.stores.windows.sifting import can_sift
 from millpond.stores.windows.store import WindowStore
 from millpond.stores.windows.whole import WholeWindows
 from millpond.times import MICROS, TIME_MAX, TIME_MIN, Progress, parse_duration, watermark_after
@@ -668,21 +669,30 @@ def explain(spec: WindowSpec) -> str:
     ]
     if spec.lateness or spec.emit == "update":
         lines.append(f"  fires: {_firing(spec)}")
-    if spec.value is None:
-        return "\n".join([*lines, "  store: chosen when the first rows tell the types of values"])
-    shape = shape_of(spec)
+    if spec.value is not None:
+        shape = shape_of(spec)
+        return "\n".join([*lines, *_explain_store(shape.chosen, shape.is_sifted)])
+    numbers, others = choose_early(spec.window, spec.aggregates, spec.pattern)
+    if numbers is not None and numbers == others:
+        sifts = spec.window.is_aligned and can_sift(spec.aggregates)
+        return "\n".join([*lines, *_explain_store(numbers, sifts)])
+    either = [
+        f"{'refused' if chosen is None else chosen.pattern.upper()} if {values}"
+        for chosen, values in ((numbers, "all values are numbers"), (others, "none is"))
+    ]
+    return "\n".join([*lines, f"  store: {', '.join(either)}; the first rows tell their types"])
+
+
+def _explain_store(chosen: Chosen, is_sifted: bool) -> list[str]:
     way_in = (
         "rows become cells in Spark's workers, before they are sent"
-        if shape.layout is not None
+        if chosen.pattern == "rmw"
         else "rows with the largest or smallest values of their key are sent, as they are: no others can be in results"
-        if shape.is_sifted
+        if is_sifted
         else "rows are sent as they are: all of them are needed"
     )
-    return "\n".join(
-        [
-            *lines,
-            f"  store: {PATTERNS[shape.pattern]}",
-            f"  because {shape.chosen.why}",
-            f"  on the way in: {way_in}",
-        ]
-    )
+    return [
+        f"  store: {PATTERNS[chosen.pattern]}",
+        f"  because {chosen.why}",
+        f"  on the way in: {way_in}",
+    ]

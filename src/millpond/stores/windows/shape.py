@@ -252,5 +252,21 @@ def choose_pattern(
     return Chosen(hint, f"as was asked for, where {chosen.pattern} would do: {chosen.why}")
 
 
+def choose_early(
+    window: WindowCode, aggregates: Mapping[str, Aggregate], hint: Pattern | Literal[""] = ""
+) -> tuple[Chosen | None, Chosen | None]:
+    """The same before the types of values are known: if all are numbers, and if none is; None where the hint does not do."""
+    named = resolved(window, aggregates)
+    columns = columns_needed(window, aggregates) or [VALUE]
+
+    def chosen_of(type_: pa.DataType) -> Chosen | None:
+        try:
+            return choose_pattern(window, named, pa.schema([(name, type_) for name in columns]), hint)
+        except BadOption:
+            return None
+
+    return chosen_of(pa.int64()), chosen_of(pa.string())
+
+
 def _is_number(type_: pa.DataType) -> bool:
     return views.is_long(type_) or views.is_double(type_)
