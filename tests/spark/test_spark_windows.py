@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -139,3 +140,16 @@ def test_windows_of_frames_that_are_no_streams_and_their_updates(pond: mp.Pond, 
     assert updates([(1, 12)], 1) == merged, "the same again"
     assert sorted(row["window_start"] for row in window.now().to_pylist()) == [1, 3]
     pond.forget(window)
+
+
+@pytest.mark.parametrize("window", [mp.tumbling(100), mp.sliding(200, 100), mp.session(50)], ids=str)
+def test_tasks_send_what_rows_come_to(pond: mp.Pond, spark: SparkSession, window: Any) -> None:
+    made = pond.window("cells", key="k long", window=window, aggregate={"rows": mp.count()})
+    source = made.over(key="k", at="t", delay=1000)
+    # 5 keys in 2 windows each, in 4 tasks.
+    frame = spark.range(0, 4000, numPartitions=4).selectExpr("id % 5 AS k", "id % 2 * 100 + id % 7 AS t")
+    assert source(frame, 0).count() == 0
+    assert 10 <= pond.metrics()["windows"]["cells"]["rows"] <= 4 * 10
+    copies = 2 if window.kind == "sliding" else 1
+    assert sum(row["rows"] for row in made.now().to_pylist()) == copies * 4000
+    pond.forget(made)

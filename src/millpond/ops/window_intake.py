@@ -45,6 +45,8 @@ from millpond.wire.epochs import EpochPlan, Receipt
 from millpond.wire.windows import WindowSpec
 
 Longs = npt.NDArray[np.int64]
+RUNS_SHARE = 0.25
+"""Of rows: if there are more runs, it is worth while to have rows in the order of time."""
 
 
 class Timely(NamedTuple):
@@ -302,10 +304,27 @@ class WindowIntake:
         layout = self.shape.layout
         assert layout is not None
         first, starts, ends = np.empty((3, len(ids)), np.int64)
-        groups, current = np.empty(len(ids), np.int64), np.full(keys, -1)
-        count = kernel.runs_of_keys(
-            ids, rows.starts, rows.ends, self._spec.window.touching, current, first, starts, ends, groups
-        )
+        groups = np.empty(len(ids), np.int64)
+
+        def count_runs() -> int:
+            return kernel.runs_of_keys(
+                ids,
+                rows.starts,
+                rows.ends,
+                self._spec.window.touching,
+                np.full(keys, -1),
+                first,
+                starts,
+                ends,
+                groups,
+            )
+
+        count = count_runs()
+        if count > max(2 * keys, RUNS_SHARE * len(ids)):
+            # Rows of a key that go to and fro between its sessions begin a run each time.
+            order = np.lexsort((rows.starts, ids))
+            rows, ids = rows.take(order), ids[order]
+            count = count_runs()
         cells = layout.fold(groups, count, rows.values)
         return rows.keys.take(first[:count]), [starts[:count], ends[:count]], layout.to_arrow(cells)
 
