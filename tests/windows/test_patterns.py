@@ -192,3 +192,10 @@ def test_a_window_says_it_before_and_after_its_first_rows() -> None:
             window.over(key="k", at="t")(pa.table({"k": [1], "t": [1], "v": [5]}), 0)
         assert "store: AAR (append, aligned read)" in made["medians"].explain()
         assert "store: RMW (read, modify, write)" in made["totals"].explain()
+
+
+def test_when_windows_of_ones_own_fire_is_no_hint() -> None:
+    with pytest.raises(BadOption, match="a window that your function gives fires at its end") as caught:
+        mp.windows(assign, fires_at=lambda start, end: end)
+    assert caught.value.option == "fires_at"
+    assert "the end at which a window is to fire" in (caught.value.hint or "")

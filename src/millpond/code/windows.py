@@ -204,8 +204,17 @@ def everything() -> WindowCode:
     return WindowCode("everything")
 
 
-def windows(assign: Callable[..., Any]) -> WindowCode:
-    """Windows of your own: a function `(time) -> [(start, end), ...]` says to which a row belongs, whatever its key."""
+def windows(assign: Callable[..., Any], *, fires_at: object = None) -> WindowCode:
+    """Windows of your own: a function `(time) -> [(start, end), ...]` says to which a row belongs, whatever its key.
+
+    A window fires when it ends: `fires_at` is refused, for there is nothing to be estimated.
+    """
+    if fires_at is not None:
+        raise BadOption(
+            f"fires_at={fires_at!r} of windows whose ends are known: a window that your function gives fires at its end",
+            hint="leave it out; have the function give the end at which a window is to fire",
+            option="fires_at",
+        )
     return WindowCode("assigned", assign=capture(assign, "window", "window"))
 
 
