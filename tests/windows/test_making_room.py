@@ -12,7 +12,7 @@ import pytest
 
 from millpond.code.windows import Aggregate, WindowCode
 from millpond.durable.files import AnyBuffer, OsFiles
-from millpond.errors import CorruptFile
+from millpond.errors import CorruptFile, OutOfMemory
 from millpond.private import AnyPath
 from millpond.stores.keys import Keys
 from millpond.stores.windows.cellruns import CellRuns
@@ -106,3 +106,42 @@ def test_what_the_disk_refuses_keeps_nothing_else_in_memory(tmp_path: Path) -> N
     refused, moved = Refused(), Moved()
     Spilling(OsFiles(), str(tmp_path), 0).make_room(Slice(refused, moved))
     assert (refused.memory_bytes, moved.memory_bytes) == (1000, 0)
+
+
+@pytest.mark.parametrize(
+    ("staying", "spare", "takes_more"),
+    [
+        (4 << 20, 0, True),
+        (5 << 20, 0, False),
+        (5 << 20, 3 << 20, True),
+        (5 << 20, 2 << 20, False),
+        (16 << 20, 8 << 20, True),
+        (17 << 20, 99 << 20, False),
+    ],
+    ids=["in the budget", "over it", "over it, with enough to spare", "with too little", "all", "beyond all"],
+)
+def test_what_cannot_leave_memory_may_take_what_nothing_else_does(
+    tmp_path: Path, staying: int, spare: int, takes_more: bool
+) -> None:
+    spilling = Spilling(OsFiles(), str(tmp_path), 4 << 20, most=16 << 20, spare=lambda: spare)
+    slice_, other = Slice(), Slice()
+    slice_.beside_bytes = slice_.staying_bytes = staying
+    spilling.count_what_stays(slice_)
+    spilling.check_room("window 'other'", [other])
+    if takes_more:
+        spilling.check_room("window 'w'", [slice_])
+        return
+    with pytest.raises(OutOfMemory, match=f"and {spare:,} to spare; window 'w' has {staying:,}"):
+        spilling.check_room("window 'w'", [slice_])
+
+
+def test_rows_stay_in_memory_beside_what_cannot_leave_it(tmp_path: Path) -> None:
+    """Else each epoch would write all that it brings."""
+    spilling, moved = Spilling(OsFiles(), str(tmp_path), 1 << 20), Moved()
+    slice_ = Slice(moved)
+    slice_.beside_bytes = slice_.staying_bytes = 2 << 20
+    spilling.make_room(slice_)
+    assert moved.memory_bytes == 1000
+    moved.memory_bytes = 1 << 20
+    spilling.make_room(slice_)
+    assert moved.memory_bytes == 0

@@ -34,6 +34,10 @@ WORTH_BYTES = 256 << 10
 """What is worth to be written when memory is short: of less, each epoch would write a little."""
 STAYING_BYTES_MIN = 1 << 20
 """What may be in memory that cannot leave it, however small the budget is; else all of that."""
+SPARE_SHARE = 0.5
+"""Of what cannot leave memory, what must be free for that to be more than the budget: its tables grow by copies."""
+MOVABLE_SHARE = 0.25
+"""Of the budget, what rows have that can leave memory, however much cannot."""
 
 
 class Kept(Protocol):
@@ -55,9 +59,19 @@ class Spilling:
     """Gives out logs of rows and stores of cells, and keeps count of them. Each has one user at a time; this has many."""
 
     def __init__(
-        self, files: Files, directory: str, budget: int, is_short: Callable[[], bool] = lambda: False
+        self,
+        files: Files,
+        directory: str,
+        budget: int,
+        is_short: Callable[[], bool] = lambda: False,
+        *,
+        most: int = 0,
+        spare: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """What cannot leave memory may be up to `most` bytes, where `spare`, the bytes that nothing takes, allows it."""
         self.budget = budget
+        self._most = most
+        self._spare = spare
         self._is_short = is_short
         self._files = files
         self._directory = directory
@@ -131,10 +145,13 @@ class Spilling:
             used = sum(self._staying.values())
             mine = sum(self._staying.get(kept, 0) for kept in own)
         limit = max(self.budget, STAYING_BYTES_MIN)
-        if used > limit and mine:
+        if used <= limit or not mine:
+            return
+        spare = max(0, int(self._spare()))
+        if used > self._most or spare < SPARE_SHARE * used:
             raise OutOfMemory(
                 f"what open windows keep in memory in any case takes {used:,} bytes in a container, which has {limit:,}"
-                f" for it; {what} has {mine:,} of them, and takes no more rows",
+                f" for it, and {spare:,} to spare; {what} has {mine:,} of them, and takes no more rows",
                 hint="open the pond with a larger memory=, or on more containers; or keep less open: shorter gaps, within=,"
                 " between= or lateness=. Epochs without rows, and finish(), still fire",
                 what=what,
@@ -145,7 +162,8 @@ class Spilling:
         with self._lock:
             self._sizes[store] = store.memory_bytes
             total = sum(self._sizes.values()) + sum(self._beside.values())
-            return total - int(self.budget * RELIEVED_SHARE) if total > self.budget else 0
+            budget = max(self.budget, sum(self._staying.values()) + int(self.budget * MOVABLE_SHARE))
+            return total - int(budget * RELIEVED_SHARE) if total > budget else 0
 
     @property
     def memory_bytes(self) -> int:
