@@ -103,7 +103,7 @@ class ThreadRunner:
                     future.result()
 
 
-def _spilling(root: str, container: int, for_rows: int, memory: int) -> Spilling:
+def _spilling(root: str, container: int, budget: int, memory: int) -> Spilling:
     """Rows of windows go to a directory of this process. What processes before it left there goes now."""
     files, base, own = OsFiles(), os.path.join(root, SCRATCH), f"c{container:04d}"
     for name in files.list(base):
@@ -112,9 +112,9 @@ def _spilling(root: str, container: int, for_rows: int, memory: int) -> Spilling
     return Spilling(
         files,
         os.path.join(base, f"{own}-{os.getpid()}"),
-        for_rows // WINDOWS_SHARE,
+        budget,
         lambda: data_bytes() > SHORT_SHARE * memory,
-        most=for_rows,
+        most=budget * WINDOWS_SHARE,
         spare=lambda: SHORT_SHARE * memory - data_bytes(),
     )
 
@@ -151,7 +151,7 @@ def main(
     try:
         limits = Guard(code_seconds) if trust == "all" else NoCode()
         for_rows = max(memory - OWN_BYTES, memory // 4)
-        spilling = _spilling(root, container, for_rows, memory)
+        spilling = _spilling(root, container, for_rows // WINDOWS_SHARE, memory)
         means = Means(ThreadRunner(threads), limits, memory=for_rows, memory_max=memory, spilling=spilling)
         own = OwnCertificate(keys)
         service = ContainerService(OsFiles(), root, means, Threads(), FlightDialer(own.credentials))
