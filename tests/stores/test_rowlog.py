@@ -399,38 +399,6 @@ def test_what_an_earlier_process_left_is_removed(make: Make, tmp_path: Path) -> 
     assert split(store.take(longs(0))) == [[dict.fromkeys("abcd", 1)]]
 
 
-# Windows that all keys share
-
-
-def test_a_window_is_read_piece_by_piece(tmp_path: Path) -> None:
-    store = AlignedRows(LONGS, OsFiles(), tmp_path / "scratch")
-    rows = np.arange(400_000)
-    batch = pa.record_batch([rows] * 4, schema=LONGS)
-    store.append(np.zeros(len(rows), np.int64), batch)
-    store.append(np.ones(10, np.int64), batch.slice(0, 10))
-    store.spill(1 << 40)
-    store.append(np.zeros(10, np.int64), batch.slice(0, 10))
-    parts = store.take_parts(0, 2 << 20)
-    first = next(parts)
-    assert first.nbytes < 4 << 20
-    on_disk = store.disk_bytes
-    assert store.groups().tolist() == [1]
-    later = list(parts)
-    assert len(later) >= 3
-    assert store.disk_bytes < on_disk
-    whole = pa.Table.from_batches([first, *later])
-    assert np.array_equal(whole.column(0).to_numpy(), np.append(rows, np.arange(10)))
-    assert len(list((tmp_path / "scratch").iterdir())) == 1
-    assert list(store.take_parts(0, 1)) == []
-    unread = store.take_parts(1, 1)
-    next(unread)
-    unread.close()  # type: ignore[attr-defined]
-    assert store.live_bytes == store.disk_bytes == 0
-    assert list((tmp_path / "scratch").iterdir()) == []
-    store.validate()
-    store.close()
-
-
 # Windows of each key
 
 

@@ -277,8 +277,14 @@ def test_halt_as_the_action_of_a_crash_point_stops_the_whole_process() -> None:
 
 
 names = st.sampled_from(["a", "b", "d/a", "d/b", "e/a"])
+contents = st.lists(st.binary(max_size=4), max_size=3)
+ranges = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=3)
 steps = st.one_of(
-    st.tuples(st.just("write"), names, st.lists(st.binary(max_size=4), max_size=3)),
+    st.tuples(st.just("write"), names, contents),
+    st.tuples(st.just("append"), names, contents),
+    st.tuples(st.just("read_range"), names, st.integers(0, 6), st.integers(0, 4)),
+    st.tuples(st.just("read_ranges"), names, ranges),
+    st.tuples(st.just("copy_ranges"), names, ranges, names).filter(lambda step: step[1] != step[3]),
     st.tuples(st.just("sync"), names),
     st.tuples(st.just("rename"), names, names),
     st.tuples(st.just("read"), names),
@@ -298,9 +304,9 @@ def outcome(files: Files, root: str, step: tuple[object, ...]) -> object:
     ]
     try:
         result = getattr(files, str(operation))(*paths)
-    except OSError as error:
+    except (OSError, EOFError) as error:
         return type(error)
-    return result.to_pybytes() if operation == "read" else result
+    return result.to_pybytes() if str(operation).startswith("read") else result
 
 
 @given(history=st.lists(steps, max_size=25))

@@ -149,7 +149,9 @@ class LossyFiles:
             return pa.py_buffer(self._inode(self._path(path)).content[offset : offset + length])
 
     def read_ranges(self, path: AnyPath, ranges: Sequence[tuple[int, int]]) -> pa.Buffer:
-        pieces = [self.read_range(path, offset, length) for offset, length in ranges]
+        with self._lock:
+            self._inode(self._path(path))
+            pieces = [self.read_range(path, offset, length) for offset, length in ranges]
         for (offset, length), piece in zip(ranges, pieces, strict=True):
             if piece.size < length:
                 raise EOFError(f"{os.fspath(path)} ends before byte {offset + length}")
@@ -157,7 +159,14 @@ class LossyFiles:
 
     def copy_ranges(self, source: AnyPath, ranges: Sequence[tuple[int, int]], target: AnyPath) -> int:
         with self._lock:
-            return self.append(target, [self.read_ranges(source, ranges)])
+            self._inode(self._path(source))
+            begin = self.append(target, [])
+            for offset, length in ranges:
+                piece = self.read_range(source, offset, length)
+                self.append(target, [piece])
+                if piece.size < length:
+                    raise EOFError(f"{os.fspath(source)} ends before byte {offset + length}")
+            return begin
 
     def list(self, path: AnyPath) -> list[str]:
         with self._lock:

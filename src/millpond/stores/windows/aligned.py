@@ -189,32 +189,6 @@ class AlignedRows:
 
         return read()
 
-    def take_parts(self, group: int, nbytes: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a group, which has none from then on, in batches of about so many bytes, each read when asked for.
-
-        Its file goes when all have been read, or the iterator is closed.
-        """
-        pieces = self._groups.pop(group, _NOTHING).pieces[::-1]
-        try:
-            while pieces:
-                batches: list[pa.RecordBatch] = []
-                size = 0
-                while pieces and (not batches or size < nbytes):
-                    begin = time.thread_time()
-                    batches.append(self._read(pieces[-1]))
-                    size += batches[-1].nbytes
-                    self._figures["read_s"] += time.thread_time() - begin
-                    done = pieces.pop()
-                    if isinstance(done, _Piece):
-                        self._disk_bytes -= done.length
-                        if not any(isinstance(piece, _Piece) and piece.path == done.path for piece in pieces):
-                            self._pinned.remove(done.path)
-                    else:
-                        self._memory_bytes -= done.nbytes
-                yield self._typed(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
-        finally:
-            self._drop(pieces)
-
     def spill(self, nbytes: int) -> int:
         """Groups that are expected last go first, each with all its rows."""
         begin = time.thread_time()
