@@ -59,3 +59,36 @@ def test_rows_become_cells_before_they_are_sent(name: str, disorder: bool) -> No
         assert fired["total"].equals(fired["rows"])
         pond.validate()
     assert taken_in == KEYS * cells or (disorder and taken_in < 3 * KEYS * cells)
+
+
+@pytest.mark.parametrize("window_bytes", [1 << 30, 0], ids=["memory", "disk"])
+@pytest.mark.parametrize("aggregate", [mp.total("v"), mp.median("v")], ids=["cells", "rows"])
+def test_a_sliding_window_has_one_copy_of_a_row_whatever_its_slides(
+    aggregate: Any, window_bytes: int
+) -> None:
+    """What is sent, what the log has and what the store keeps are the same for 2 slides and for 60."""
+    rng = np.random.default_rng(12)
+    table = pa.table({"k": np.arange(ROWS) % 50, "t": rng.integers(0, 600, ROWS), "v": np.arange(ROWS)})
+    costs: dict[int, tuple[int, int, int]] = {}
+    for slides in (2, 9, 60):
+        files = LossyFiles()
+        with LocalPond(files, window_bytes=window_bytes) as pond:
+            window = mp.sliding(10 * slides, 10)
+            made = pond.window("w", key="k long", window=window, aggregate={"a": aggregate, "n": mp.count()})
+            source = made.over(key="k", at="t", delay=10_000)
+            before = logged(files)
+            source(table, 0)
+            figures = pond.metrics()["windows"]["w"]
+            kept = figures["bytes"] + figures["spilled_bytes"]
+            costs[slides] = figures["rows"], logged(files) - before, kept
+            # Of rows at t, windows begin at each slide in (t - size, t].
+            assert sum(source.finish()["n"].to_pylist()) == slides * ROWS
+    few, *others = costs.values()
+    assert min(few) > 0
+    for cost in others:
+        assert cost == pytest.approx(few, rel=0.05), costs
+
+
+def logged(files: LossyFiles) -> int:
+    """Bytes in the containers' logs."""
+    return sum(len(inode.content) for path, inode in files._names.items() if "/containers/" in path)
