@@ -53,6 +53,7 @@ from millpond.stores import readiness
 from millpond.stores.undo import TableUndo
 from millpond.stores.versioned import VersionedSlice
 from millpond.stores.windows.firing import Contents
+from millpond.stores.windows.session_marks import SessionMarks
 from millpond.stores.windows.store import WindowStore, _Frozen
 from millpond.testing import simulate
 from millpond.txn.run.interpreter import InterpretedFunction
@@ -401,6 +402,21 @@ WINDOWS: dict[str, tuple[int, list[Edit]]] = {
             Edit(Window, "_settled", ".pending:", " is None:"),
             Edit(Window, "_at_one_epoch", " and not after.pending", ""),
         ],
+    ),
+    "rows are taken in for what fired on silence": (
+        33,
+        [
+            Edit(
+                FiringSource,
+                "_commit_without_rows",
+                "self._ask_open().newest if closes(plan) else None",
+                "None",
+            )
+        ],
+    ),
+    "a session that merges gets the id of the one that was made last": (
+        162,
+        [Edit(SessionMarks, "_absorb", "self.ids[gone] < self.ids[into]", "self.ids[gone] > self.ids[into]")],
     ),
     "windows fire twice": (
         11,

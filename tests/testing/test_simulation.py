@@ -73,6 +73,10 @@ def test_every_kind_of_fault_came_about() -> None:
     assert did["openings"] > 2 * len(every)
     assert did["window epochs"] > 200
     assert did["windows fired"] > 500
+    assert did["silent window epochs"] > 20
+    assert did["own turns"] > 3
+    for kind in ("assigned", "everything", "session with updates"):
+        assert did[f"windows: {kind}"] > 0
     assert did["program epochs"] > 120
     assert did["chain turns"] > 80
     for kind in ("window join", "interval join", "dedup"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 import pyarrow as pa
@@ -30,6 +30,12 @@ from millpond.testing.simulation.programs import ProgramCaller, ProgramChecker, 
 from millpond.testing.simulation.report import LINES, Report
 from millpond.testing.simulation.scheduler import Process
 from millpond.testing.simulation.silence import SilenceModel, SilenceReader, SilentUpdater
+from millpond.testing.simulation.silent_windows import (
+    SilentFeeder,
+    SilentWindowChecker,
+    SilentWindowModel,
+    draw_silent_window,
+)
 from millpond.testing.simulation.states import (
     KEYS,
     AddModel,
@@ -44,7 +50,10 @@ from millpond.testing.simulation.states import (
 )
 from millpond.testing.simulation.windows import (
     DRAWN,
+    FURTHER,
+    SHAPES,
     WATCHED,
+    Shape,
     WindowChecker,
     WindowFeeder,
     WindowModel,
@@ -56,6 +65,8 @@ STEPS_MAX = 300_000
 PACE = 0.8
 """Most epochs come while there are faults."""
 WINDOW_PACE = 0.4
+FURTHER_DRAWN, SILENT_DRAWN = 0.7, 0.4
+"""Of seeds that have none of all that, so many have a window of a further kind; of those, so many one that falls silent."""
 CALM_S_MAX = 400.0
 """Within this time of the last fault everybody has finished."""
 
@@ -89,7 +100,7 @@ class Scenario:
         # Not from `chance`: seeds without a window are as they were.
         self._window_chance = Random(f"windows {seed}")
         if self._window_chance.random() < DRAWN:
-            self._draw_window("window")
+            self._draw_window("window", self._window_chance, SHAPES)
         self.programs: list[ProgramModel] = []
         self._program_chance = Random(f"programs {seed}")
         self.chains: list[ChainModel] = []
@@ -101,6 +112,13 @@ class Scenario:
         self._rows_chance = Random(f"joins {seed}")
         if not (self.windows or self.programs or self.chains) and self._rows_chance.random() < ROWS_DRAWN:
             self._feed(draw_rows(self._rows_chance, "rows"), self._rows_chance)
+        self.silent_windows: list[SilentWindowModel] = []
+        further = Random(f"further windows {seed}")
+        if not (self.windows or self.programs or self.chains) and further.random() < FURTHER_DRAWN:
+            if further.random() < SILENT_DRAWN:
+                self._draw_silent_window("silent", further)
+            else:
+                self._draw_window("window", further, FURTHER)
 
     def _draw_state(self, name: str) -> None:
         chance = self.chance
@@ -141,10 +159,17 @@ class Scenario:
         pause_s = PACE * self.storm_s / epochs
         self.apps.append(Teller(self.pond, self.chronicle, f"{table}_teller", model, self.chance, pause_s))
 
-    def _draw_window(self, name: str) -> None:
-        chance = self._window_chance
+    def _draw_silent_window(self, name: str, chance: Random) -> None:
+        model = draw_silent_window(chance, name)
+        self.silent_windows.append(model)
+        self.pond.window_bytes = chance.choice((None, 0, 600))
+        pause_s = WINDOW_PACE * self.storm_s / len(model.turns)
+        for source in model.delays:
+            self.apps.append(SilentFeeder(self.pond, self.chronicle, source, model, chance, pause_s))
+
+    def _draw_window(self, name: str, chance: Random, shapes: Mapping[str, Shape]) -> None:
         # What fires more than once is drawn apart, too.
-        model = draw_window(chance, name, Random(f"staying {self.sim.seed}"))
+        model = draw_window(chance, name, Random(f"staying {self.sim.seed}"), shapes)
         self.pond.window_bytes = chance.choice((None, 0, 600))
         # So that windows come to rest on the log, and go on from there, within a storm.
         self.pond.log_records = chance.choice((1, 3, 8))
@@ -200,12 +225,21 @@ class Scenario:
         storms.end()
         sim.scheduler.note("the storms are over")
         # That all goes on again shows at one more epoch; many in calm weather show nothing more.
-        drawn: list[StateModel | FetcherModel | LedgerModel | WindowModel | ProgramModel | ChainModel]
+        drawn: list[
+            StateModel
+            | FetcherModel
+            | LedgerModel
+            | WindowModel
+            | SilentWindowModel
+            | ProgramModel
+            | ChainModel
+        ]
         drawn = [
             *self.models,
             *self.fetches,
             *self.ledgers,
             *self.windows,
+            *self.silent_windows,
             *self.programs,
             *self.chains,
         ]
@@ -271,6 +305,8 @@ class Scenario:
         Checker(self.pond, self.chronicle, self.models, self.ledgers).live()
         if self.windows:
             WindowChecker(self.pond, self.chronicle, self.windows, self._window_chance).live()
+        if self.silent_windows:
+            SilentWindowChecker(self.pond, self.chronicle, self.silent_windows).live()
         if self.programs:
             ProgramChecker(self.pond, self.chronicle, self.programs, self._program_chance).live()
         if self.chains:
@@ -312,6 +348,10 @@ class Scenario:
         did["window epochs"] = sum(len(model.turns) for model in self.windows)
         did.update({f"{each.kind} epochs": each.done for each in self.windows if isinstance(each, RowsModel)})
         did["windows fired"] = sum(len(rows) for model in self.windows for rows in model.results.values())
+        did["silent window epochs"] = sum(len(model.turns) for model in self.silent_windows)
+        did["own turns"] = sum(app.own_turns for app in self.apps if isinstance(app, SilentFeeder))
+        for model in self.windows:
+            did[f"windows: {model.kind_name}"] += 1
         did["program epochs"] = sum(model.acknowledged for model in self.programs)
         did["chain turns"] = sum(model.acknowledged for model in self.chains)
         return Report(

@@ -6,7 +6,7 @@ epoch fires; or each goes its own way, and the oracle tells what all of them fir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple, cast
 
@@ -75,6 +75,33 @@ SHAPES: dict[str, Shape] = {
     "counted": Shape(code.counted(3), kinds.counted(3), False),
     "counted or after": Shape(code.counted(3, or_after=25), kinds.counted(3, or_after=25), False),
 }
+
+
+def reach(v: int) -> int:
+    return 3 + v % 8
+
+
+def is_last(v: int) -> bool:
+    return v > 15
+
+
+def assign(time: int) -> list[tuple[int, int]]:
+    if time % 7 == 0:
+        return []
+    start = time // 15 * 15
+    return [(start, start + 15), (start + 5, start + 40)]
+
+
+FURTHER: dict[str, Shape] = {
+    "everything": Shape(code.everything(), kinds.everything(), True),
+    "assigned": Shape(code.windows(assign), kinds.custom(assign), True),
+    "session of own gaps": Shape(code.session(reach), kinds.session(lambda row: reach(row["v"])), False),
+    "session that ends": Shape(
+        code.session(8, ends_when=is_last),
+        kinds.session(8, ends_when=lambda row: is_last(row["v"])),
+        False,
+    ),
+}
 CELLS = (
     {"rows": count(), "total": total("v"), "mean": code.mean("v"), "top": code.top(2, "v")},
     {
@@ -125,12 +152,19 @@ class WindowModel:
         self.to_sink = to_sink
         """Whether what fires goes to a function, or comes back."""
         self.firing = firing
+        self.ids: dict[int, int] = {}
+        """Of updates of sessions: the pond's own id by the oracle's."""
         self.begun = 0
         self.finishing = False
         self.acknowledged = dict.fromkeys(delays, 0)
         self.results: dict[tuple[str, int], list[Result]] = {}
         """What each epoch gave, and below zero what finishing did."""
         self._compute()
+
+    @property
+    def kind_name(self) -> str:
+        updates = " with updates" if self.firing.emit == "update" else ""
+        return self.shape.window.kind + updates
 
     def oracle(self) -> Any:
         return WindowOracle(
@@ -194,13 +228,22 @@ class WindowModel:
             place = next(
                 p for p, turn in enumerate(self.turns) if (turn.source, turn.number) == (source, number)
             )
-            if rows != self.expected[place]:
+            if _nameless(rows) != _nameless(self.expected[place]):
                 raise Wrong(f"epoch {number} of {source} gave {rows}, not {self.expected[place]}", keys)
+            self._check_ids(rows, self.expected[place])
+
+    def _check_ids(self, rows: list[Result], expected: list[Result]) -> None:
+        """The same session has the same id for ever, whichever that is, and no other session has it."""
+        for row, truth in zip(rows, expected, strict=True):
+            if "session_id" in truth:
+                own = self.ids.setdefault(truth["session_id"], row["session_id"])
+                if own != row["session_id"] or list(self.ids.values()).count(own) > 1:
+                    raise Wrong(f"{row} has an id of another session, not {own}", {row["k"]})
 
     def check_open(self, since: int, rows: list[Result]) -> None:
         """What is open is as one epoch left it, of all keys: none that is older than those acknowledged, nor to come."""
-        allowed = [_by_key(each) for each in self.open[since : self.begun + 1]]
-        seen = _by_key(rows)
+        allowed = [_by_key(_nameless(each)) for each in self.open[since : self.begun + 1]]
+        seen = _by_key(_nameless([{n: v for n, v in row.items() if n != "retracted"} for row in rows]))
         if seen in allowed:
             return
         for key in range(KEYS):
@@ -211,8 +254,8 @@ class WindowModel:
 
     def check_finished(self) -> None:
         """All that ever fired, each window once."""
-        fired = _sorted(row for rows in self.results.values() for row in rows)
-        expected = _sorted([*(row for rows in self.expected for row in rows), *self.left])
+        fired = _nameless(row for rows in self.results.values() for row in rows)
+        expected = _nameless([*(row for rows in self.expected for row in rows), *self.left])
         if fired != expected:
             twice = [row for row in fired if row not in expected or fired.count(row) > expected.count(row)]
             lost = [row for row in expected if row not in fired]
@@ -221,12 +264,12 @@ class WindowModel:
 
 
 def draw_firing(chance: Random, shape: Shape) -> Firing:
-    """Counted windows do not stay; the ids of sessions are the pond's own, and not those of the oracle."""
+    """Counted windows, and those of all time, do not stay."""
     if chance.random() >= STAYING:
         return ONCE
-    is_counted, has_ids = shape.window.kind == "counted", shape.window.kind == "session"
-    lateness = 0 if is_counted else chance.choice((0, SPAN, 4 * SPAN))
-    return Firing(lateness, "close" if has_ids else chance.choice(("close", "update")))
+    never_late = shape.window.kind in ("counted", "everything")
+    lateness = 0 if never_late else chance.choice((0, SPAN, 4 * SPAN))
+    return Firing(lateness, chance.choice(("close", "update")))
 
 
 def draw_turns(chance: Random, order: Sequence[str], reach: int) -> list[Turn]:
@@ -249,16 +292,18 @@ def draw_turns(chance: Random, order: Sequence[str], reach: int) -> list[Turn]:
     return turns
 
 
-def draw_window(chance: Random, name: str, staying: Random | None = None) -> WindowModel:
+def draw_window(
+    chance: Random, name: str, staying: Random | None = None, shapes: Mapping[str, Shape] = SHAPES
+) -> WindowModel:
     """With `staying` it may fire more than once."""
-    shape = SHAPES[chance.choice(sorted(SHAPES))]
+    shape = shapes[chance.choice(sorted(shapes))]
     sources = [f"{name}_source{number}" for number in range(chance.choice((1, 1, 2)))]
     delays = {source: chance.choice((0, SPAN)) for source in sources}
     epochs = chance.randint(EPOCHS_MIN, 12 // len(sources))
     order = [source for source in sources for _ in range(epochs)]
     chance.shuffle(order)
     reach = chance.choice((0, SPAN, 3 * SPAN))
-    if len(sources) > 1 and shape.window.kind == "sliding":
+    if len(sources) > 1 and shape.window.kind in ("sliding", "assigned"):
         # A row that is late for some of its windows goes into them all the same while another source holds them open.
         delays = dict.fromkeys(sources, reach)
     turns = draw_turns(chance, order, reach)
@@ -458,8 +503,17 @@ def _by_key(rows: Iterable[Result]) -> dict[int, list[Result]]:
 def _sorted(rows: Iterable[Result]) -> list[Result]:
     return sorted(
         (dict(sorted(row.items())) for row in rows),
-        key=lambda row: (row["k"], row.get("window_end", 0), repr(row)),
+        key=lambda row: (row["k"], row.get("window_end", 0), repr(_without_id(row))),
     )
+
+
+def _nameless(rows: Iterable[Result]) -> list[Result]:
+    """Without the ids of sessions, which are the pond's own, and not those of the oracle."""
+    return _sorted(map(_without_id, rows))
+
+
+def _without_id(row: Result) -> Result:
+    return {name: value for name, value in row.items() if name != "session_id"}
 
 
 def _table(rows: Sequence[Row]) -> pa.Table:
