@@ -10,7 +10,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,8 @@ class Case(NamedTuple):
     expected: Callable[[pa.Table, int], pa.Table]
     pattern: str
     windows: int = 1
+    firing: Mapping[str, Any] = {}
+    """How often a window gives its results. Of several the last counts, which must come with the end."""
 
 
 class Peak(NamedTuple):
@@ -95,6 +97,25 @@ def whole(rows: pa.Table, windows: int) -> pa.Table:
     )
 
 
+def slid(rows: pa.Table, windows: int) -> pa.Table:
+    """Of windows of 2000 every 1000: a row is in two."""
+    later = rows.set_column(1, "ts", pc.add(rows.column("ts"), 1000))
+    both = whole(pa.concat_tables([rows, later]), windows)
+    return both.set_column(0, "window_start", pc.subtract(both.column("window_start"), 1000))
+
+
+def is_paired(keys: np.ndarray) -> np.ndarray:
+    """Of these keys, which have a row on the right side."""
+    return keys // 7919 % 50 == 0
+
+
+def paired(rows: pa.Table, windows: int) -> pa.Table:
+    """Left rows whose key is on the right side, too."""
+    rows = rows.filter(pa.array(is_paired(rows.column("k").to_numpy())))
+    start = pc.multiply(pc.divide(rows.column("ts"), 1000), 1000)
+    return rows.add_column(0, "window_start", start).drop_columns(["ts", "d"])
+
+
 def cells(rows: pa.Table, windows: int) -> pa.Table:
     columns, starts = _grouped(rows)
     return pa.table(
@@ -121,6 +142,22 @@ CASES = {
     # The same of sessions that may be cut, and of windows that count.
     "cut": Case(lambda _: mp.session(100_000, longest=10**9), ROWS, lambda rows: rows // 80, whole, "aur"),
     "counted": Case(lambda _: mp.counted(10**9), ROWS, lambda rows: rows // 80, whole, "aur"),
+    # Each row is in two windows, and kept once.
+    "sliding": Case(lambda _: mp.sliding(2000, 1000), ROWS, lambda rows: rows // 8, slid, "aar", windows=3),
+    # What has changed is known for each window and key until it is sent, in the end.
+    "update": Case(
+        lambda _: mp.tumbling(1000),
+        ROWS,
+        lambda rows: rows // 8,
+        whole,
+        "aar",
+        firing={"every": "1 hour", "lateness": 500},
+    ),
+    "update-cells": Case(
+        lambda _: mp.tumbling(1000), CELLS, lambda rows: rows // 8, cells, "rmw", firing={"every": "1 hour"}
+    ),
+    # One key of fifty has a row on the other side; the left one has nearly all rows.
+    "join": Case(lambda _: mp.tumbling(1000), {}, lambda rows: rows // 8, paired, "join", windows=2),
     # Nearly every row a key of its own.
     "rmw": Case(lambda _: mp.tumbling(1000), CELLS, lambda rows: 4 * rows, cells, "rmw"),
     "rmw-session": Case(lambda _: mp.session(100_000), CELLS, lambda rows: 4 * rows, cells, "rmw"),
@@ -160,6 +197,45 @@ def budget_of(memory: int) -> int:
     return max(memory - OWN_BYTES, memory // 4) // WINDOWS_SHARE
 
 
+def opened(pond: mp.Pond, case: Case, epochs: int) -> Any:
+    window = pond.window(
+        "w",
+        key="k long",
+        window=case.window(epochs),
+        aggregate=case.aggregate,
+        pattern=case.pattern,  # type: ignore[arg-type]
+        **case.firing,
+    )
+    return window.over(key="k", at="ts", delay=0)
+
+
+class Pairs:
+    """A join, fed as a window is: before the left rows of a window come those of the right side."""
+
+    def __init__(self, pond: mp.Pond, case: Case, epochs: int) -> None:
+        join = pond.join(
+            "w", key="k long", left="a long, b double, c long", right="e long", window=case.window(epochs)
+        )
+        self._left, self._right = join.left(key="k", at="ts", delay=0), join.right(key="k", at="ts", delay=0)
+        self._each = -(-epochs // case.windows)
+        keys = np.arange(case.keys(epochs * EPOCH_ROWS)) * 7919
+        self._keys = keys[is_paired(keys)]
+
+    def __call__(self, rows: pa.Table, epoch: int) -> pa.Table:
+        parts = []
+        if epoch % self._each == 0:
+            window = epoch // self._each
+            times = np.full(len(self._keys), window * 1000 + 999)
+            right = pa.table({"k": self._keys, "ts": times, "e": times})
+            parts.append(self._right(right, window))
+        parts.append(self._left(rows, epoch))
+        return pa.concat_tables(parts).drop_columns(["e", "window_end"])
+
+    def finish(self) -> pa.Table:
+        parts = [self._left.finish(), self._right.finish()]
+        return pa.concat_tables(parts).drop_columns(["e", "window_end"])
+
+
 def run(name: str, times: float, memory: int, root: str, say: Callable[[str], None] = lambda _: None) -> Peak:
     """`times` the budget for open windows, in rows or cells."""
     case = CASES[name]
@@ -167,17 +243,14 @@ def run(name: str, times: float, memory: int, root: str, say: Callable[[str], No
     epochs = max(1, int(times * budget) // (ROW_BYTES * EPOCH_ROWS))
     begin = time.perf_counter()
     with mp.open(root, memory=memory) as pond:
-        window = pond.window(
-            "w", key="k long", window=case.window(epochs), aggregate=case.aggregate, pattern=case.pattern
-        )
-        feed = window.over(key="k", at="ts", delay=0)
+        feed = Pairs(pond, case, epochs) if case.pattern == "join" else opened(pond, case, epochs)
         pid = container_of_this_process()
         fired: list[pa.Table] = []
         spilled = 0
         for epoch in range(epochs):
             fired.append(feed(rows_of(case, epoch, epochs), epoch))
             if epoch % 20 == 19 or epoch == epochs - 1:
-                figures = pond.metrics()["windows"]["w"]
+                figures = pond.metrics()["joins" if case.pattern == "join" else "windows"]["w"]
                 spilled = max(spilled, int(figures["spilled_bytes"]))
                 say(
                     f"epoch {epoch + 1} of {epochs}: {bytes_of(pid, 'VmRSS') // MIB} MiB now,"
@@ -189,9 +262,18 @@ def run(name: str, times: float, memory: int, root: str, say: Callable[[str], No
         seconds = time.perf_counter() - begin
         peak = bytes_of(pid, "VmHWM")
     results = pa.concat_tables([each for each in fired if each is not None and each.num_rows])
+    if case.firing:
+        results = last_of_each(results)
     say(f"{results.num_rows} results, {peak // MIB} MiB at most of {memory // MIB}, {seconds:.0f} s")
     check(case, epochs, results)
     return Peak(peak, memory, seconds, epochs * EPOCH_ROWS, results.num_rows, spilled)
+
+
+def last_of_each(results: pa.Table) -> pa.Table:
+    """Of each window and key the result that came last."""
+    order = results.append_column("place", pa.array(np.arange(results.num_rows)))
+    last = order.group_by(["window_start", "k"]).aggregate([("place", "max")])
+    return results.take(last.column("place_max"))
 
 
 def check(case: Case, epochs: int, results: pa.Table) -> None:
@@ -202,7 +284,8 @@ def check(case: Case, epochs: int, results: pa.Table) -> None:
         columns = [name for name in columns if name != "window_start"]
         # Of one window only: a session begins where its first row is.
         assert case.windows == 1
-    order = [(name, "ascending") for name in columns if name in ("window_start", "k")]
+    keys = columns if case.pattern == "join" else ("window_start", "k")
+    order = [(name, "ascending") for name in columns if name in keys]
     got = results.select(columns).sort_by(order)
     want = expected.select(columns).sort_by(order)
     assert got.num_rows == want.num_rows, f"{got.num_rows} results, not {want.num_rows}"
