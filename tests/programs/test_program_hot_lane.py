@@ -12,18 +12,20 @@ from millpond.programs.plain import state_of
 from millpond.programs.slicing import lane_of
 
 SLICES, LANES = 8, 4
-HOT, WARM = 60_000, 30_000
+HOT, WARM = 30_000, 15_000
 HOME = {lane: lane * SLICES // LANES for lane in range(LANES)}
 """The slice that a lane lives in."""
 
 
 @mp.program(lanes=LANES)
 class Busy:
+    """With a text it is not compiled: what it takes is the same all the time."""
+
     sums: mp.Partial[mp.Vector]
 
-    def work(self, key: int, times: int) -> float:
+    def work(self, key: int, word: str, times: int) -> float:
         for _ in range(times):
-            self.sums[key] += 1.0
+            self.sums[key] += len(word)
         return self.sums[key]
 
 
@@ -44,7 +46,7 @@ class Feed(threading.Thread):
 
     def feed(self) -> None:
         times = {0: HOT, 1: WARM, 2: 1, 3: 1}
-        rows = [{"key": KEYS[lane], "times": count} for lane, count in times.items()]
+        rows = [{"key": KEYS[lane], "word": "x", "times": count} for lane, count in times.items()]
         given = self._call(pa.Table.from_pylist(rows), self._epoch)
         assert given["sum"].to_pylist() == [self.plain.work(**row) for row in rows]
         self._epoch += 1
