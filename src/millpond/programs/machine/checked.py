@@ -51,6 +51,7 @@ if JIT_ENABLED:
 
         return types.boolean(control), emit
 
+    _stopped.__name__ = "stopped"
     stopped = intrinsic(_stopped)
 else:
 
