@@ -144,17 +144,17 @@ CASES = {
     "counted": Case(lambda _: mp.counted(10**9), ROWS, lambda rows: rows // 80, whole, "aur"),
     # Each row is in two windows, and kept once.
     "sliding": Case(lambda _: mp.sliding(2000, 1000), ROWS, lambda rows: rows // 8, slid, "aar", windows=3),
-    # What has changed is known for each window and key until it is sent, in the end.
+    # What has changed is known in memory for each window and key until it is sent, in the end.
     "update": Case(
         lambda _: mp.tumbling(1000),
         ROWS,
-        lambda rows: rows // 8,
+        lambda rows: rows // 80,
         whole,
         "aar",
         firing={"every": "1 hour", "lateness": 500},
     ),
     "update-cells": Case(
-        lambda _: mp.tumbling(1000), CELLS, lambda rows: rows // 8, cells, "rmw", firing={"every": "1 hour"}
+        lambda _: mp.tumbling(1000), CELLS, lambda rows: rows // 80, cells, "rmw", firing={"every": "1 hour"}
     ),
     # One key of fifty has a row on the other side; the left one has nearly all rows.
     "join": Case(lambda _: mp.tumbling(1000), {}, lambda rows: rows // 8, paired, "join", windows=2),
