@@ -131,6 +131,9 @@ BODIES = [
     ("self.a[k] += later(k)", 0, "later is async", "plain"),
     ("self.a[k] += by_reject(k)", 0, "by_reject uses reject", "in a method"),
     ("self.a[k] += of_two_names(k) + other(k)", 0, "two functions are called of_two_names", "rename"),
+    ("self.a[k] += remembers(k)", 0, "'remembers' has a list for the default of seen", "numbers, strings, None"),
+    ("self.a[k] += calls_what_remembers(k)", 0, "'remembers' has a list for the default of seen", "in the function"),
+    ("self.a[k] += counts_itself(k)", 0, "sets counts_itself.seen, which lives on from call to call", "arguments"),
     # all else
     ("x = s._hidden", 0, "_hidden is private", "public"),
     ("try:\n            x = k\n        except* ValueError:\n            pass", 0, "except*", "plain"),
@@ -243,7 +246,22 @@ def other_of_two_names() -> Any:
     return of_two_names
 
 
+def remembers(n: int, seen: list[int] = []) -> float:  # noqa: B006 - what is refused
+    seen.append(n)
+    return 1.0 * len(seen)
+
+
+def calls_what_remembers(n: int) -> float:
+    return remembers(n)
+
+
+def counts_itself(n: int) -> float:
+    counts_itself.seen = n  # type: ignore[attr-defined]
+    return 1.0
+
+
 FUNCTIONS = [
+    remembers, calls_what_remembers, counts_itself,
     now, chance, unchanged, joined, letters, by_numpy_random, by_imported_random, by_imported_numpy, by_numpy_clock,
     by_dtype_clock, by_numpy_file, to_numpy_file, by_numpy_memory, by_numpy_inside, by_renamed, by_private, later, by_reject, of_two_names,
 ]  # fmt: skip

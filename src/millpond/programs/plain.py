@@ -9,6 +9,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -17,9 +18,10 @@ from millpond.errors import BadOption
 from millpond.programs.annotations import Kind, ProgramOptions
 from millpond.programs.elements import Element, Map, StateElement
 from millpond.programs.elements.own import Bound
-from millpond.programs.graph import Graph, across, first_key
+from millpond.programs.graph import Graph, Parameter, across, first_key
 from millpond.programs.merging import READING_EVERYWHERE, WRITING_EVERYWHERE, Collection
 from millpond.programs.slicing import SLICES, lane_of
+from millpond.programs.values import fit
 
 _TYPES = {int: "long", float: "double", bool: "boolean", str: "string"}
 
@@ -241,18 +243,22 @@ def _reader(name: str) -> Callable[[Any], Any]:
 
 def _method(method: FunctionType) -> Any:
     signature = inspect.signature(method)
+    defaults = {name: p.default for name, p in signature.parameters.items() if p.default is not p.empty}
 
     @functools.wraps(method)
     def call(instance: Any, *args: Any, **kwargs: Any) -> Any:
         state = _state(instance)
+        bound = signature.bind(instance, *args, **kwargs)
+        # A default is the same for every call, whatever an earlier one has done to it.
+        bound.arguments |= {name: deepcopy(d) for name, d in defaults.items() if name not in bound.arguments}
         if state.depth == 0:
-            bound = signature.bind(instance, *args, **kwargs)
-            bound.apply_defaults()
+            for parameter in _parameters(instance, method.__name__):
+                bound.arguments[parameter.name] = fit(bound.arguments[parameter.name], parameter.type)
             # Until the first access by key, a row goes by its first argument that can be one.
             state.last_key = bound.arguments.get(_first_key(instance, method.__name__))
         state.depth += 1
         try:
-            result = method(instance, *args, **kwargs)
+            result = method(*bound.args, **bound.kwargs)
         finally:
             state.depth -= 1
         # What is returned from a call is no part of the state any more.
@@ -261,11 +267,14 @@ def _method(method: FunctionType) -> Any:
     return call
 
 
-def _first_key(instance: Any, name: str) -> str:
+def _parameters(instance: Any, name: str) -> tuple[Parameter, ...]:
+    """Those of a method that can be called from outside."""
     graph: Graph = instance.__millpond_graph__
-    return next(
-        (first_key({p.name: p.type for p in m.parameters}) for m in graph.methods if m.name == name), ""
-    )
+    return next((m.parameters for m in graph.methods if m.name == name), ())
+
+
+def _first_key(instance: Any, name: str) -> str:
+    return first_key({p.name: p.type for p in _parameters(instance, name)})
 
 
 @cache

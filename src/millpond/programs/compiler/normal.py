@@ -21,6 +21,7 @@ from millpond.programs.compiler.expressions import Expressions
 from millpond.programs.compiler.fields import StateField
 from millpond.programs.compiler.limits import STATEMENTS_MAX
 from millpond.programs.compiler.source import ProgramSource
+from millpond.programs.compiler.split import changed_names
 from millpond.programs.compiler.syntax import (
     Loop,
     Replacing,
@@ -265,11 +266,27 @@ class Normaliser(Expressions):
         if self.is_whole(made):
             return [*out, made]
         self.check_else(node)
+        self.check_loop(node, made.body)
         if self.touches(iterated):
             if field_in(iterated, self.fields):
                 iterated = placed(ast.Call(ast.Name("list", ast.Load()), [iterated], []), iterated)
             iterated = self.kept(iterated, out)
         return [*out, *self.unrolled(made, iterated)]
+
+    def check_loop(self, node: ast.For, body: Sequence[ast.stmt]) -> None:
+        """Python goes over a list as it is by then; what goes from task to task is a copy."""
+        over = [node.iter]
+        match node.iter:
+            case ast.Call(func=ast.Name(id="zip" | "enumerate" | "reversed"), args=args):
+                over = args
+        names = {part.id for part in over if isinstance(part, ast.Name)}
+        for part in (n for statement in body for n in ast.walk(statement) if isinstance(n, ast.expr)):
+            for changed in sorted(names & changed_names(part)):
+                raise self.refuse(
+                    part,
+                    f"{changed} is changed while the loop on line {node.lineno} goes over it",
+                    f"loop over a copy: for ... in {changed}.copy()",
+                )
 
     def repeat(self, node: ast.While) -> list[ast.stmt]:
         out: list[ast.stmt] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -216,10 +217,7 @@ class _Translated:
     def _default(self, argument: ast.arg, kind: str, default: ast.expr | None) -> Any:
         if default is None:
             return None
-        try:
-            value = ast.literal_eval(default)
-        except ValueError:
-            value = self.source.functions[self.name].__globals__.get(ast.unparse(default), default)
+        value = inspect.signature(self.source.functions[self.name]).parameters[argument.arg].default
         try:
             return fit(value, kind)
         except (TypeError, ValueError, OverflowError):
