@@ -9,7 +9,7 @@ from millpond.programs.compiler.accesses import Accesses, field_in, writes_in
 from millpond.programs.compiler.limits import BUILTINS
 from millpond.programs.compiler.order import HINT, order_seen
 from millpond.programs.compiler.source import ProgramSource
-from millpond.programs.compiler.split import LEAVE, changed_names, is_view, view_names
+from millpond.programs.compiler.split import LEAVE, changed_names, is_view, view_fields
 from millpond.programs.compiler.types import Types, join
 from millpond.programs.compiler.words import REJECT, WORDS
 from millpond.programs.values import SCALARS
@@ -21,7 +21,7 @@ _CHOOSING = ("min", "max")
 
 def check_rejects(source: ProgramSource, accesses: Accesses, body: list[ast.stmt]) -> bool:
     """Whether the method rejects. BadProgram if it may have written before."""
-    views = view_names(body, accesses)
+    views = frozenset(view_fields(body, accesses))
     found = False
 
     def line_of_write(node: ast.stmt | ast.expr) -> int:

@@ -21,7 +21,7 @@ from millpond.programs.compiler.live import inputs_of
 from millpond.programs.compiler.names import Resolver
 from millpond.programs.compiler.normal import Normaliser
 from millpond.programs.compiler.source import ProgramSource, source_of
-from millpond.programs.compiler.split import Raw, Splitter, view_names
+from millpond.programs.compiler.split import Raw, Splitter, view_fields
 from millpond.programs.compiler.syntax import bound_in
 from millpond.programs.compiler.tasks import following, text_of
 from millpond.programs.compiler.types import EMPTY, NULL, Types, join
@@ -142,7 +142,7 @@ class _Translated:
         checks.check_aliases(source, accesses, self.body, self.types, normal.temporary, normal.of_helpers)
         checks.check_order(source, accesses, self.body, self.types)
         checks.check_values(source, accesses, self.body, self.types)
-        self.views = view_names(self.body, accesses)
+        self.views = view_fields(self.body, accesses)
         self.raw = Splitter(source, accesses, name, self.body, list(kinds), key).tasks()
         self.next = {number: following(task) for number, task in enumerate(self.raw)}
         self.inputs = self._inputs()
@@ -322,10 +322,10 @@ class _Translated:
         return kind
 
     def _check_views(self) -> None:
-        """A row that travelled is as it was; one that reads the same row again after a write would see another."""
+        """A row that travelled is as it was; in plain Python it has what was written to its field since."""
         for task, inputs in zip(self.raw, self.inputs, strict=True):
-            if task.writes and task.site is not None and self.fields[task.site.field].element == "matrix":
-                for name in {i.name for i in inputs} & self.views:
+            for name in [i.name for i in inputs if task.writes and task.site is not None]:
+                if task.site is not None and task.site.field in self.views.get(name, ()):
                     raise self.source.refuse(
                         task.line,
                         f"{name} was read before, and its field {task.site.field} is written here: it would still be as it was",
