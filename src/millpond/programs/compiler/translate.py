@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from millpond.programs.compiler import checks
 from millpond.programs.compiler.asking import LANE
 from millpond.programs.compiler.columns import turned
+from millpond.programs.compiler.composite import EMPTY, NULL, as_list, join, shown
 from millpond.programs.compiler.escapes import check_escapes
 from millpond.programs.compiler.fields import StateField, evaluated, fields_of, type_of
 from millpond.programs.compiler.functions import fault_in
@@ -24,8 +25,9 @@ from millpond.programs.compiler.source import ProgramSource, source_of
 from millpond.programs.compiler.split import Raw, Splitter, view_fields
 from millpond.programs.compiler.syntax import bound_in
 from millpond.programs.compiler.tasks import following, text_of
-from millpond.programs.compiler.types import EMPTY, NULL, Types, join
+from millpond.programs.compiler.types import Types
 from millpond.programs.graph import BY_COLUMN, Field, Graph, Method, OwnClass, Parameter, Task, Variable
+from millpond.programs.merging import GIVEN_EVERYWHERE
 from millpond.programs.values import fit, travels
 
 
@@ -249,6 +251,16 @@ class _Translated:
     def _gathered(self, task: Raw) -> str:
         if task.gathered == "done_everywhere":
             return "collection<boolean>"
+        number = next(n for n, each in enumerate(self.raw) if each is task)
+        site = next(each.site for n, each in enumerate(self.raw) if number in self.next[n])
+        field = self.fields[site.field] if site is not None else None
+        if field is not None and field.own is None and not travels(self.types.names.get(task.gathered, "")):
+            raise self.source.refuse(
+                _line_of(self.body, task.gathered) or task.line,
+                f"{task.gathered}: what {field.name} gives there in each lane cannot travel to another task",
+                f"ask for what travels: {', '.join(GIVEN_EVERYWHERE[field.element])}",
+                self.name,
+            )
         return self._type(task.gathered, task)
 
     def _type(self, name: str, task: Raw) -> str:
@@ -273,18 +285,25 @@ class _Translated:
             )
         if not travels(kind):
             what = (
-                f"is a {kind}, which cannot travel"
+                f"is a {shown(kind)}, which cannot travel"
                 if kind
                 else "is of a type that cannot be told, or cannot travel"
             )
             raise self.source.refuse(
                 _line_of(self.body, name) or task.line,
                 f"{name} {what} to another task, on line {task.line}",
-                f"say what it is where it is set, as in {name}: list[int] = ...; what travels is int, float, bool, str, lists of"
-                " these, and vectors",
+                f"{self._how_to_say(name, kind)}; what travels is int, float, bool, str, lists of these, and vectors",
                 self.name,
             )
         return kind
+
+    def _how_to_say(self, name: str, kind: str) -> str:
+        if kind:
+            return "take out of it before what is needed then"
+        said = self.source.said.get(name, name)
+        if said.isidentifier():
+            return f"say what it is where it is set, as in {name}: int = ... or {name}: list[str] = ..."
+        return f"name it first, and say what it is, as in n: int = {said}, or n: list[str] = {said}"
 
     def _result(self) -> str | None:
         wanted = ""
@@ -309,6 +328,8 @@ class _Translated:
         if kind is None or kind == NULL:
             return wanted or None
         kind = "array<long>" if kind == EMPTY and not wanted else kind
+        if wanted:
+            kind = as_list(kind)
         if wanted and (not kind or join(wanted, kind) == wanted):
             return wanted
         if wanted or not travels(kind) or kind.startswith("collection"):
