@@ -365,8 +365,11 @@ class EpochCalls(Calls):
     def _interpret(self, held: HeldSlice[ProgramStore], lane: int, works: Sequence[Here], made: Made) -> None:
         """Between two calls others may read there."""
         inputs = iter(self._inputs(works))
+        began = time.thread_time()
         while not self._run_some(held, lane, inputs, made):
             self._means.sleep(READERS_S)
+        for work in works:
+            self._method.tasks[work.due.task].kernel.interpreted((time.thread_time() - began) / len(works))
 
     def _run_some(
         self, held: HeldSlice[ProgramStore], lane: int, inputs: Iterator[Coming], made: Made
