@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import textwrap
 
+import pyarrow as pa
 import pytest
 from both_ways import both, define, graph
+from test_program_plain import entries
 
 from millpond.programs.compiler.composite import as_list, join, parts_of
-from millpond.programs.local import Call
+from millpond.programs.local import Call, LocalRun
 from millpond.programs.merging import GIVEN_EVERYWHERE, READING_EVERYWHERE
+from millpond.testing import LossyFiles
+from millpond.testing.local import LocalPond
 
 HEAD = """
 @mp.program(lanes=2)
@@ -178,6 +182,60 @@ def test_what_comes_of_dicts_sets_and_tuples_travels(name: str) -> None:
     cls = define(f"{HEAD}{body}        return xs\n", halves=halves, counted=counted, counts_of=counts_of)
     calls: list[Call] = [("go", {"k": k % 2, "words": list("aba"), "xs": [k, 4, 2, 4]}) for k in range(4)]
     both(cls, calls)
+
+
+NUMBERS = """
+@mp.program(lanes=2)
+class P:
+    m: mp.Partitioned[mp.Matrix]
+    w: mp.Partitioned[mp.Map[int, float]]
+    b: mp.Partitioned[mp.Map[int, int]]
+    n: mp.Partitioned[mp.Matrix]
+
+    def pairs(self, k: int, xs: list[int]) -> float:
+        row = self.m[k]
+        row[len(xs)] += 1.5
+        for c, x in row.items():
+            self.w[c] += x
+            self.b[c] += k
+        for i, number in enumerate(xs, 5):
+            self.b[i] += number
+            self.w[number] += i
+        return row.total()
+
+    def parts(self, k: int, xs: list[int]) -> list[int]:
+        x, y = divmod(k * 7, 3)
+        self.b[x] += y
+        pair = (k, y)
+        self.w[pair[1]] += x
+        for z in sorted({each % 3 for each in xs}):
+            self.w[z] += 1
+            self.b[z] += 1
+        xs.append(x)
+        return xs
+
+    def near(self, k: int, xs: list[int]) -> float:
+        row = self.m[k]
+        row[len(xs)] += 1.0
+        for j in row.keys():
+            self.n[k, j] += row[j]
+        return row.total() + self.n[k, len(xs)]
+"""
+
+
+def test_a_pond_does_the_same() -> None:
+    cls = define(NUMBERS)
+    rows = [{"k": n % 3, "xs": [n % 4, 2, n % 5][: n % 4]} for n in range(30)]
+    schema = pa.schema({"k": pa.int64(), "xs": pa.list_(pa.int64())})
+    local = LocalRun(graph(cls), slices=4)
+    with LocalPond(LossyFiles(1), containers=2, slices=4) as pond:
+        program = pond.program("p", cls)
+        for epoch in range(2):
+            for method in ("pairs", "parts", "near"):
+                call = program.call(method, into="out", name=method, history="shared")
+                came = call(pa.Table.from_pylist(rows, schema), epoch)["out"].to_pylist()
+                assert came == [each.value for each in local.epoch([(method, row) for row in rows])]
+        assert entries(program) == local.state()
 
 
 def test_items_that_are_not_of_so_many_parts_fail_as_in_python() -> None:
