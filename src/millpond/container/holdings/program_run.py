@@ -46,7 +46,6 @@ from millpond.programs.calls import (
     calls_schema,
     homes_of,
     routed,
-    sliced,
     slices_of_column,
     why_unsound,
     with_column,
@@ -571,21 +570,19 @@ class EpochCalls(Calls):
         return slices_of_column(keys, self._pond_slices)
 
     def _batches(self, going: Going, owners: Mapping[SliceId, int]) -> dict[int, list[SlicedBatch]]:
-        """Calls by container, grouped by slice."""
+        """Calls by container. They are not put in the order of slices: where they go follows from their heads and keys."""
         owner_of = np.array([owners.get(SliceId(n), -1) for n in range(self._pond_slices)], np.int32)
         found: dict[int, list[SlicedBatch]] = {}
         for _, (calls, to) in going:
             containers = owner_of[to]
             for container in np.unique(containers).tolist():
-                own = Routed(calls, to)
-                if (containers != container).any():
-                    places = np.flatnonzero(containers == container)
-                    own = Routed(calls.take(pa.array(places)), to[places])
-                parts = -(-own.calls.nbytes // SENT_BYTES)
-                size = -(-len(own.calls) // max(parts, 1))
-                for start in range(0, len(own.calls), max(size, 1)):
-                    part = Routed(own.calls.slice(start, size), own.to[start : start + size])
-                    found.setdefault(container, []).append(sliced(part, self._pond_slices))
+                places = np.flatnonzero(containers == container)
+                own = calls if len(places) == len(calls) else calls.take(pa.array(places))
+                size = max(1, -(-len(own) // max(1, -(-own.nbytes // SENT_BYTES))))
+                for start in range(0, len(own), size):
+                    part = own.slice(start, size)
+                    counts = np.array([len(part)], np.int32)
+                    found.setdefault(container, []).append(SlicedBatch(part, counts))
         return found
 
 

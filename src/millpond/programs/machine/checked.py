@@ -51,6 +51,7 @@ if JIT_ENABLED:
 
         return types.boolean(control), emit
 
+    _stopped.__name__ = "stopped"
     stopped = intrinsic(_stopped)
 else:
 
@@ -319,10 +320,9 @@ NAMES: dict[str, Any] = {
         *(add_longs, sub_longs, mul_longs, floor_longs, mod_longs, div_longs, abs_long),
         *(div_doubles, floor_doubles, mod_doubles, not_zero, least, most),
         *(item_at, holds, joined, pushed, sum_longs, sum_doubles, total_doubles, min_of, max_of),
-        *(check_range, whole_step, same_length),
+        *(check_range, whole_step, same_length, stopped),
     )
 }
-NAMES["stopped"] = stopped  # its own name, as an intrinsic, is another one
 NAMES |= {
     f"math_{name}": _function(getattr(math, name), positive=False)
     for name in ("sqrt", "exp", "sin", "cos", "tanh", "atan", "fabs")
