@@ -24,6 +24,8 @@ class TaskKernel:
 
     def __init__(self, graph: Graph, method: Method, task: Task) -> None:
         self.plan: Plan | None = None
+        self.refused = ""
+        """Why the compiler did not take what a plan was made for: of that only containers know."""
         self._graph = graph
         self._method = method
         self._task = task
@@ -59,6 +61,6 @@ class TaskKernel:
             with ONE_AT_A_TIME:
                 self._drive = kernel_of(self.plan)
         except Exception as error:  # noqa: BLE001 - numba's are of all sorts: the task stays as it is
-            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            text = f"line {self._task.line} of method {self._method.name!r} runs interpreted: {why}"
+            self.refused = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            text = f"line {self._task.line} of method {self._method.name!r} runs interpreted: {self.refused}"
             warnings.warn(text, RuleInterpreted, stacklevel=2)
