@@ -218,7 +218,10 @@ class Normaliser(Loops):
             case ast.Attribute() if field_in(node, self.fields):
                 self.accesses.all(node)
             case ast.Subscript():
-                if is_everywhere(node.value) or any(is_everywhere(n) for n in ast.walk(node)):
+                base: ast.expr = node
+                while isinstance(base, ast.Subscript):
+                    base = base.value
+                if is_everywhere(base):
                     raise self.side_effect(node)
                 self.check_part(node)
                 return self.place(node, out, far, again=True)
