@@ -183,9 +183,23 @@ class _Lane:
             element = self._element  # arguments come first, and their keys
             if isinstance(element, StateElement):
                 element = Bound(type(element), element.state, by_key=False)
-            return getattr(element, name)(*args, **kwargs)
+            return getattr(element, name)(*map(_value, args), **kwargs)
 
         return operation
+
+    def __add__(self, other: Any) -> Any:
+        return self._element + _value(other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._element - _value(other)
+
+    def __mul__(self, number: float) -> Any:
+        return self._element * number
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, number: float) -> Any:
+        return self._element / number
 
     def __getitem__(self, place: Any) -> Any:
         return self._element[place]
@@ -204,6 +218,11 @@ class _Lane:
 
     def __len__(self) -> int:
         return len(self._element)
+
+
+def _value(given: Any) -> Any:
+    """What an operation is given, a partial field in the lane that the call has now."""
+    return given._element if isinstance(given, _Lane) else given
 
 
 class _Everywhere:
