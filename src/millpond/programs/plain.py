@@ -222,7 +222,7 @@ class _Lane:
 
 def _value(given: Any) -> Any:
     """What an operation is given, a partial field in the lane that the call has now."""
-    return given._element if isinstance(given, _Lane) else given
+    return given._element if isinstance(given, _Lane) else given  # noqa: SLF001 - of this module
 
 
 class _Everywhere:
