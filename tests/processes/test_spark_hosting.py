@@ -482,7 +482,12 @@ def test_a_task_waits_for_a_driver_that_says_nothing_and_not_for_one_that_is_gon
 
 
 def test_containers_are_spread_over_hosts_then_executors() -> None:
-    cluster = [Executor("1", "a", 2), Executor("2", "a", 1), Executor("3", "b", 1), Executor("4", "b", 0)]
+    cluster = [
+        Executor("1", "a", 2, 2),
+        Executor("2", "a", 1, 2),
+        Executor("3", "b", 1, 2),
+        Executor("4", "b", 0, 2),
+    ]
     taken: dict[str, int] = {}
     order = []
     for _ in range(3):
@@ -491,7 +496,7 @@ def test_containers_are_spread_over_hosts_then_executors() -> None:
         taken[executor.id] = taken.get(executor.id, 0) + 1
         order.append(executor.id)
     assert order == ["1", "3", "2"]
-    assert choose([Executor("4", "b", 0)], {}) is None
+    assert choose([Executor("4", "b", 0, 2)], {}) is None
     assert Outcome(LET_GO, "here").why == ""
 
 
