@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.container import placing
+from millpond.container.backups import read_held
 from millpond.container.quiet import Quiet
 from millpond.errors import Unavailable
 from millpond.runtime import Threads
@@ -61,9 +62,9 @@ class Scene:
             self.pond.maintain()
         self.epoch()
 
-    def epoch(self) -> None:
-        keys = list(range(20))
-        self.feed(pa.table({"k": keys, "t": [self.epochs] * 20, "v": [self.epochs] * 20}), self.epochs)
+    def epoch(self, count: int = 20) -> None:
+        rows = {"k": list(range(count)), "t": [self.epochs] * count, "v": [self.epochs] * count}
+        self.feed(pa.table(rows), self.epochs)
         self.epochs += 1
 
     def service(self, container: int) -> Any:
@@ -276,3 +277,81 @@ def test_quiet_ends_by_itself_and_is_not_had_while_somebody_works() -> None:
     assert quiet.keep([lock], 0.01, 0.05), "the longer time counts"
     assert ended(started(work))
     assert time.monotonic() - began >= 0.3
+
+
+# What a slice waits for
+
+
+@contextmanager
+def hanging(files: Any, place: str, work: Callable[[], Any]) -> Iterator[list[str]]:
+    """The work stays at the first file that it writes below the place; it goes on afterwards. Files that it wrote there."""
+    gate, write, names = Gate(), files.write, list[str]()
+
+    def slow(path: Any, buffers: Any) -> None:
+        if place in str(path):
+            names.append(str(path).rpartition("/")[2])
+            gate.pass_by()
+        write(path, buffers)
+
+    files.write = slow
+    try:
+        working = started(work)
+        assert gate.reached.wait(LONG_S)
+        yield names
+        assert working.is_alive()
+    finally:
+        gate.opened.set()
+        assert ended(working)
+        del files.write
+
+
+def is_free(core: Any) -> bool:
+    """Whether nobody holds a slice, of any resident."""
+    locks = [held.lock for holding in core.holdings.values() for held in holding.slices.values()]
+    free = []
+    for lock in locks:
+        free.append(lock.acquire(timeout=1.0))
+        if free[-1]:
+            lock.release()
+    return len(free) > 1 and all(free)
+
+
+@pytest.mark.parametrize("kind", ["n", "d"], ids=["base", "delta"])
+def test_nobody_holds_a_slice_while_its_file_is_written(kind: str) -> None:
+    """A slice waits while what has changed in it is put aside, and for no disk."""
+    scene = Scene()
+    service = scene.service(0)
+    if kind == "d":
+        service.checkpoint()
+        scene.epoch(8)
+    with hanging(service._files, "/snapshots/", service.checkpoint) as names:
+        assert is_free(service.core)
+        assert ended(started(scene.epoch), 5.0), "an epoch waits for a file"
+        assert ended(started(scene.state.snapshot), 5.0), "a question waits for a file"
+    assert {name.split("-")[2][0] for name in names} == {kind}
+    scene.pond.validate()
+
+
+def test_nobody_holds_a_slice_while_it_is_copied() -> None:
+    """Neither where it is nor where the copy is written."""
+    scene = Scene()
+    coordinator: Any = scene.pond.coordinator
+    coordinator.maintain = lambda: None
+    source, target = scene.service(0), scene.service(1)
+    held = [SliceId(number) for number in source.core.owned]
+    coordinator._migrations._let_go(1, held)
+    assert not target.backups.core.owned
+    scene.epoch()
+    with hanging(target._files, "/backups/", lambda: coordinator._migrations.copy(0, 1, held)):
+        assert is_free(source.core)
+        assert is_free(target.backups.core)
+        assert ended(started(scene.epoch), 5.0), "an epoch waits for a copy"
+        assert ended(started(scene.state.snapshot), 5.0), "a question waits for a copy"
+    assert target.backups.core.owned == set(held)
+    # And not while its rows are on their way.
+    (holding,) = source.core.holdings.values()
+    _, rows = read_held(holding, held[0])
+    next(rows)
+    assert is_free(source.core)
+    scene.epoch()
+    scene.pond.validate()
