@@ -14,6 +14,7 @@ import pytest
 from millpond.container import placing
 from millpond.container.backups import read_held
 from millpond.container.quiet import Quiet
+from millpond.coordinator.detector import DISK_S_MAX
 from millpond.errors import Unavailable
 from millpond.runtime import Threads
 from millpond.testing import LossyFiles
@@ -169,6 +170,48 @@ def test_who_has_a_slow_disk_is_not_ready() -> None:
     assert service._here._quiet._until_s < service._runtime.now(), "it goes on all the same"
     gate.opened.set()
     assert ended(beat)
+
+
+@pytest.mark.parametrize("how", ["hangs", "took long"])
+def test_whose_disk_stalls_is_relieved(how: str) -> None:
+    """It answers all the while. Others serve its slices, from what they hold of them; not because of a short while."""
+    scene = Scene()
+    coordinator: Any = scene.pond.coordinator
+    before = dict(coordinator._containers.members.serving)
+    service, mine = scene.service(0), coordinator._record.slices_of(0)
+    gate = Gate()
+
+    def seconds_go_by(seconds: float) -> None:
+        for _ in range(int(2 * seconds)):
+            for runtime in (coordinator._runtime, *(each._runtime for each in services)):
+                runtime.sleep(0.5)
+            coordinator.beat()
+
+    services = list(scene.pond.hosting.services.values())
+    service.log.probe = gate.pass_by
+    beat = started(service.beat)
+    assert gate.reached.wait(LONG_S)
+    seconds_go_by(DISK_S_MAX - 1.0)
+    assert coordinator._containers.members.serving == before, "it is not that long"
+    assert coordinator._record.slices_of(0) == mine
+    scene.epoch()
+    if how == "took long":
+        for runtime in {id(each._runtime): each._runtime for each in services}.values():
+            runtime.sleep(2.0)
+        gate.opened.set()
+        assert ended(beat)
+    seconds_go_by(2.0)
+    gate.opened.set()
+    assert ended(beat)
+    assert coordinator._containers.suspected == 1
+    assert coordinator._record.slices_of(0) == []
+    assert set(coordinator._record.owners) == {1}
+    now = coordinator._containers.members.serving
+    assert (now[0] > before[0], now[1]) == (True, before[1])
+    assert scene.service(0) is not service, "and a new one takes its place"
+    scene.epoch()
+    assert {row["value"] for row in scene.state.snapshot().to_pylist()} == {scene.epochs - 2}
+    scene.pond.validate()
 
 
 def test_who_is_not_ready_any_more_when_epochs_wait_is_not_ended() -> None:
