@@ -747,14 +747,16 @@ def test_a_given_certificate(tmp_path: Path) -> None:
     assert not bundle.exists()
 
 
-def test_serve_with_a_given_certificate_prints_what_clients_need(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_given", [True, False], ids=["a given certificate", "a made one"])
+def test_serve_at_all_addresses_prints_what_clients_need(tmp_path: Path, is_given: bool) -> None:
     root = tmp_path / "pond"
     theirs = Authority().issue("coordinator", "ponds-example")
     certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
-    certificate.write_text(theirs.certificate)
-    key.write_text(theirs.key)
     options = ["serve", "--root", str(root), "--host", "0.0.0.0", "--slices", "1", "--threads", "1"]
-    options += ["--certificate", str(certificate), "--key", str(key)]
+    if is_given:
+        certificate.write_text(theirs.certificate)
+        key.write_text(theirs.key)
+        options += ["--certificate", str(certificate), "--key", str(key)]
     code = f"import sys; from millpond.cli import main; sys.argv = {['millpond', *options]!r}; main()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -768,8 +770,18 @@ def test_serve_with_a_given_certificate_prints_what_clients_need(tmp_path: Path)
             # By any address of the machine: it is not by its address that the pond is known.
             here = f"127.0.0.1:{address.rpartition(':')[2]}"
             shown = ssl.get_server_certificate(address_in(here), timeout=10)
-            assert shown.split() == theirs.certificate.split()
-            with mp.connect(here, token, certificate=root / "client.pem") as joined:
-                assert joined.states() == {}
+            assert (shown.split() == theirs.certificate.split()) == is_given
+            # With a copy, as on another machine.
+            bundle = tmp_path / "client.pem"
+            private.write_text(str(bundle), (root / "client.pem").read_text())
+            for each in (here, address):
+                with mp.connect(each, token, certificate=bundle) as joined:
+                    assert joined.states() == {}
+            # It is not enough to know the token, and another pond's bundle is none.
+            with pytest.raises(MillpondError, match="certificate"):
+                mp.connect(here, token)
+            private.write_text(str(bundle), Authority().issue("client").text())
+            with pytest.raises(MillpondError if is_given else NotThePond):
+                mp.connect(here, token, certificate=bundle)
         finally:
             server.terminate()
