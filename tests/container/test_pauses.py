@@ -15,6 +15,7 @@ from millpond.container import placing
 from millpond.container.backups import read_held
 from millpond.container.quiet import Quiet
 from millpond.coordinator.detector import DISK_S_MAX
+from millpond.coordinator.migrations import JOURNAL_TRIED_S
 from millpond.errors import Unavailable
 from millpond.runtime import Threads
 from millpond.testing import LossyFiles
@@ -232,6 +233,84 @@ def test_who_is_not_ready_any_more_when_epochs_wait_is_not_ended() -> None:
     assert late, "nobody is asked when epochs wait"
     assert coordinator._record.owners[0] == 1
     assert coordinator._containers.members.serving == before
+    scene.epoch()
+    scene.pond.validate()
+
+
+def slow_journal(scene: Scene, seconds: list[float]) -> None:
+    """Its next entries take so long to sync."""
+    coordinator: Any = scene.pond.coordinator
+    files = coordinator._memory.journal._files
+    sync = files.sync
+
+    def slow(path: Any) -> None:
+        if "/journal/" in str(path) and seconds:
+            coordinator._runtime.sleep(seconds.pop(0))
+        sync(path)
+
+    files.sync = slow
+
+
+def test_a_move_is_put_off_while_the_disk_of_the_journal_is_slow() -> None:
+    """Epochs would wait for its entry, which nobody can break off. It is tried again, also when nothing else is written."""
+    scene = Scene()
+    coordinator: Any = scene.pond.coordinator
+    commits, left, pauses = coordinator._commits, [3.0] * 3, []
+    paused_soon = commits.paused_soon
+
+    @contextmanager
+    def noting(*given: Any) -> Iterator[bool]:
+        pauses.append(len(left))
+        with paused_soon(*given) as is_paused:
+            yield is_paused
+
+    commits.paused_soon = noting
+    slow_journal(scene, left)
+    scene.epoch()
+    assert len(left) == 2
+    [ticket] = coordinator.elasticity.move([SliceId(0)], 1)
+    assert ticket.stage == "moved"
+    assert (pauses[0], coordinator._record.owners[0]) == (0, 1), "nobody waits as long as it is slow"
+    assert coordinator._migrations.pause_s_last < 1.0
+    scene.epoch()
+    scene.pond.validate()
+
+
+def test_an_entry_that_hangs_when_epochs_have_stopped_puts_the_move_off() -> None:
+    """Somebody else writes it: the switch would wait for it."""
+    scene = Scene()
+    coordinator: Any = scene.pond.coordinator
+    memory, commits, hung = coordinator._memory, coordinator._commits, []
+    paused_soon, drive = commits.paused_soon, coordinator._slices.drive
+
+    @contextmanager
+    def meanwhile(*given: Any) -> Iterator[bool]:
+        with paused_soon(*given) as is_paused:
+            if not hung:
+                hung.append(is_paused)
+                memory._writing_since_s = coordinator._runtime.now() - 2.0
+            yield is_paused
+        memory._writing_since_s = None
+
+    def driving(switch: Any, *given: Any, **named: Any) -> None:
+        assert memory.write_s < 1.0, "epochs wait for a disk that is slow"
+        drive(switch, *given, **named)
+
+    commits.paused_soon, coordinator._slices.drive = meanwhile, driving
+    [ticket] = coordinator.elasticity.move([SliceId(0)], 1)
+    assert (ticket.stage, hung) == ("moved", [True])
+    assert coordinator._record.owners[0] == 1
+
+
+def test_a_journal_that_stays_slow_is_why_a_move_fails() -> None:
+    scene = Scene()
+    coordinator: Any = scene.pond.coordinator
+    slow_journal(scene, [3.0] * 1000)
+    coordinator._runtime.sleep(JOURNAL_TRIED_S + 1.0)
+    [ticket] = coordinator.elasticity.move([SliceId(0)], 1)
+    assert ticket.stage == "failed"
+    assert "disk of the journal is slow: an entry takes 3.0 s" in str(ticket.error)
+    assert coordinator._record.owners[0] == 0
     scene.epoch()
     scene.pond.validate()
 
