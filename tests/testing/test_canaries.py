@@ -314,7 +314,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
                 "return self._until_s is None or self._runtime.now() <= self._until_s",
                 "return True",
             ),
-            Edit(Holding, "check_seen", "if epochs > self.epochs:", "if False:"),
+            Edit(Holding, "check_seen", "if born in (0, own) and epochs > self.epochs:", "if False:"),
         ],
     ),
     # Two defences: one alone holds.

@@ -517,7 +517,7 @@ class CoordinatorService:
             before = self._record
             progress = self._commits.progress(message.resident)
             record, pinned = fetches.pin(before, message, progress.update)
-            pinned = replace(pinned, seen=progress.seen)
+            pinned = replace(pinned, seen=progress.seen, born=progress.born)
             if record is not before:
                 self._memory.write(record)
         pinned = replace(pinned, landmark=self._slices.landmark)
