@@ -38,13 +38,12 @@ AWAY = (Unavailable, StageLost, BadOption)
 class Served:
     """A process that serves the pond, and clients that update and fetch."""
 
-    def __init__(self, root: Path, moment: str, containers: int, history: History, feeds: list[Feed]) -> None:
-        backups = containers - 2
-        command = [sys.executable, __file__, moment, "serve", "--root", str(root), "--slices", str(SLICES)]
-        options = ["--containers", str(containers), "--threads", "1", "--backups", str(backups)]
-        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        address = self.process.stdout.readline().split(" at ")[1].partition(",")[0]
+    def __init__(
+        self, process: subprocess.Popen[str], root: Path, history: History, feeds: list[Feed]
+    ) -> None:
+        self.process = process
+        assert process.stdout is not None
+        address = process.stdout.readline().split(" at ")[1].partition(",")[0]
         self.pond = mp.connect(address, (root / "token").read_text())
         self.pond.state("s", key="string", value="long")
         self._history = history
@@ -120,16 +119,15 @@ class Served:
 
 
 @contextmanager
-def served(root: Path, moment: str, *others: Any) -> Iterator[Served]:
-    server = Served(root, moment, *others)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
-        if server.process.stdout is not None:
-            server.process.stdout.close()
-        await_none_at(root)
+def served(root: Path, moment: str, containers: int, history: History, feeds: list[Feed]) -> Iterator[Served]:
+    command = [sys.executable, __file__, moment, "serve", "--root", str(root), "--slices", str(SLICES)]
+    options = ["--containers", str(containers), "--threads", "1", "--backups", str(containers - 2)]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Served(process, root, history, feeds)
+        finally:
+            process.kill()
+    await_none_at(root)
 
 
 @pytest.mark.long
