@@ -228,7 +228,8 @@ class Migrations:
                 )
                 raise Unavailable(why, address="")
             watch.reaches("catching up")
-            self._runtime.sleep(LOOK_S)
+            # Of the journal nothing is known before the next entry.
+            self._runtime.sleep(LOOK_S if busy else JOURNAL_TRIED_S)
 
     def _is_journal_quick(self) -> bool:
         """Whether an entry is written as soon as slices may switch; epochs wait for it, and nobody can break it off."""
