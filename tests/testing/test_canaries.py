@@ -319,7 +319,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
     ),
     # Two defences: one alone holds.
     "records that come before the copy are dropped": (
-        22,
+        25,
         [
             Edit(
                 BackupCore,
@@ -331,14 +331,14 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "what was received counts as applied": (
-        3,
+        14,
         [
             Edit(Backups, "give_up", "self.catch_up(resident)", "pass"),
             Edit(BackupCore, "missing", "if not held.has_seen(writer, turn):", "if False:"),
         ],
     ),
     "a backup answers before its record is durable": (
-        175,
+        4,
         [
             Edit(
                 arrow_files,
@@ -353,7 +353,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         [Edit(Placing, "_demote", "self.backups.take_in(slices, grounds)", "pass")],
     ),
     "a promotion forgets what was not known as decided": (
-        38,
+        3,
         [
             Edit(
                 Backups,
