@@ -34,7 +34,7 @@ soak: setup ## the long tests: many more histories, ten minutes of kill -9; fixe
 	MILLPOND_SOAK=700 $(BIN)/python -m pytest tests/durability/test_state_machine.py
 	MILLPOND_SOAK=1 $(BIN)/python -m pytest tests/durability/test_crash_points.py tests/durability/test_transactions.py
 	MILLPOND_TXN_EXAMPLES=20 $(BIN)/python -m pytest tests/txn/test_txn_random.py tests/pond/test_pond_transactions.py --timeout 1800
-	MILLPOND_PROGRAM_EXAMPLES=3000 $(BIN)/python -m pytest tests/programs/test_programs_random.py tests/programs/test_program_random.py --timeout 1800
+	MILLPOND_PROGRAM_EXAMPLES=3000 $(BIN)/python -m pytest tests/programs/test_programs_random.py tests/programs/test_program_random.py tests/programs/test_programs_kernels.py --timeout 1800
 	MILLPOND_SOAK_SECONDS=600 $(BIN)/python -m pytest tests/processes/test_kill.py -k killed_at_random --timeout 1200
 
 SEEDS ?= 1000

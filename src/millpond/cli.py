@@ -296,7 +296,8 @@ def bench(
     only: Annotated[
         str | None,
         typer.Option(
-            metavar="SYSTEM,...", help="Measure these systems of streams alone, or these parts of programs."
+            metavar="SYSTEM,...",
+            help="Measure these systems of streams alone, or these parts of programs or nexmark.",
         ),
     ] = None,
 ) -> None:

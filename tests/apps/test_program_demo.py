@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,21 +34,32 @@ def calls_of(name: str) -> tuple[Application, list[Call]]:
     if name == "clusters":
         rows = list(clusters.points(30))
         return clusters.application(rows), [("add", row) for _ in range(2) for row in rows]
+    if name == "word_count":
+        return word_count.APPLICATION, [("add", row) for row in word_count.spoken(60, vocabulary=3)]
     return key_values.APPLICATION, list(key_values.requests(60, keys=10))
 
 
 @pytest.mark.parametrize(
     "name",
-    ["recommender", *(pytest.param(name, marks=pytest.mark.long) for name in ("clusters", "key_values"))],
+    [
+        "recommender",
+        "word_count",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("clusters", "key_values")),
+    ],
 )
 def test_a_stream_tells_what_the_plain_class_tells(
     name: str, spark: SparkSession, pond: mp.Pond, tmp_path: Path
 ) -> None:
     app, calls = calls_of(name)
     epochs = [calls[:30], calls[30:]]
+    began_ms = int(time.time() * 1000)
     with open(tmp_path / "out", "w") as file:
         told = streamed(spark, pond, app, epochs, str(tmp_path), Console(file=file, soft_wrap=True))
-    wanted = plainly(app, epochs, len(pond.placement()))
+    came_at = list(told.came_at.values())
+    assert came_at == sorted(came_at)
+    assert all(began_ms <= came_ms <= time.time() * 1000 for came_ms in came_at)
+    assert len(came_at) == (0 if app.clock is None else 2)
+    wanted = plainly(app, epochs, len(pond.placement()), told.came_at)
     assert told.differing(wanted) == (0, 0)
     assert len(told.returned) == 60
     assert sorted(told.direct) == [0, 1]

@@ -13,7 +13,15 @@ from pyspark.sql import SparkSession
 import millpond as mp
 from millpond.apps.ratings import MOVIELENS, NETFLIX, drawn_ratings, movielens_file, read_ratings
 from millpond.apps.recommender import Recommender
-from millpond.bench import programs, programs_cf, programs_durable, programs_kv, programs_lr, programs_words
+from millpond.bench import (
+    programs,
+    programs_cf,
+    programs_durable,
+    programs_kv,
+    programs_lr,
+    programs_stream,
+    programs_words,
+)
 from millpond.bench.programs_cf import ByItem, Mixed, Requests
 from millpond.bench.programs_kernel import Filtering
 from millpond.bench.programs_pond import QUICK
@@ -190,3 +198,13 @@ def test_beside_spark(spark: SparkSession) -> None:
         "spark groupBy",
     ]
     assert all("window_ms" in each or "note" in each for each in results)
+
+
+@pytest.mark.long
+def test_filtering_as_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs_stream, "MIXES", [(1, 1)])
+    monkeypatch.setattr(programs_stream, "ratings_of_movielens", lambda progress: None)
+    [found] = programs_stream.run(TINY._replace(cf_file=20), lambda _: None)
+    assert found["work"] == "generated 1:1"
+    assert found["wrong"] == 0
+    assert found["requests"] % 20 == 0 < found["requests"]

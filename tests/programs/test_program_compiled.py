@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from both_ways import define, graph
+from kernels_at_once import kernels_at_once
 from test_program_plain import entries
 
 import millpond as mp
 from millpond.container.guard import Guard
-from millpond.container.holdings import program_code
 from millpond.container.holdings.base import Means
 from millpond.errors import CodeTookTooLong, ProgramFailed, RuleInterpreted
 from millpond.kernels._jit import JIT_ENABLED
@@ -78,27 +78,10 @@ RATES = pa.schema({"k": pa.int64(), "i": pa.int64(), "x": pa.float64()})
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Kernels are made when a task first runs; the list tells how many calls each of their runs had."""
-    ran: list[int] = []
-    original = tasks.kernel_of
-
-    def counting(plan: Any) -> Any:
-        drive = original(plan)
-
-        def run(state: Any, order: Any, first: int, last: int, *rest: Any) -> int:
-            done = drive(state, order, first, last, *rest)
-            ran.append(done)
-            return done
-
-        return run
-
-    monkeypatch.setattr(tasks, "kernel_of", counting)
-    monkeypatch.setattr(tasks, "COMPILE_AFTER", 1)
-    monkeypatch.setattr(tasks.TaskKernel, "in_background", False)
-    program_code._loaded.cache_clear()
-    yield ran
-    program_code._loaded.cache_clear()
+def at_once() -> Iterator[list[int]]:
+    """How many calls each run of a kernel had."""
+    with kernels_at_once() as ran:
+        yield ran
 
 
 def calls_of(seed: int, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -224,3 +207,32 @@ def test_what_is_compiled_is_not_told(recwarn: pytest.WarningsRecorder) -> None:
     found = graph(define(CLASS))
     plan = plan_of(found, found.method("rate"), found.method("rate").tasks[0])
     assert plan.reasons == ("too low",)
+
+
+@needs_compiler
+def test_what_the_compiler_refuses_late_is_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task goes on as it was. That it is warned of in a container, nobody would see."""
+
+    def refusing(plan: Any) -> Any:
+        raise TypeError("no such kernel\nand a long story")
+
+    cls = define(CLASS)
+    line = graph(cls).method("count").tasks[0].line
+    with LocalPond(LossyFiles(1), containers=2, slices=SLICES) as pond:
+        program = pond.program("p", cls)
+        count = program.call("count", into="n", name="c")
+        rows = pa.Table.from_pylist([{"k": k, "xs": [2, 3], "by": 3} for k in range(9)], COUNTS)
+        assert count(rows, 0)["n"].to_pylist() == [17] * 9
+        assert "interpreted" not in pond.metrics()["programs"]["p"]
+        with kernels_at_once():
+            monkeypatch.setattr(tasks, "kernel_of", refusing)
+            with pytest.warns(
+                RuleInterpreted, match=f"line {line} of method 'count' runs .*: no such kernel$"
+            ):
+                assert len(set(count(rows, 1)["n"].to_pylist())) == 1
+            told = pond.metrics()["programs"]["p"]
+            assert told["interpreted"] == {f"count, line {line}": "no such kernel"}
+            # Also when containers that know nothing of it are asked as well, and as Prometheus has it, where texts are none.
+            pond.move(range(SLICES), to=0)
+            assert pond.metrics()["programs"]["p"]["interpreted"]
+            assert "no such kernel" not in pond.metrics_text()

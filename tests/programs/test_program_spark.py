@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from test_program_kill import KILLS, SLICES, Everybody
+from test_program_kill import rows as ratings_of
 from test_program_plain import Recommender, entries
 
 import millpond as mp
 from millpond.programs.plain import state_of
+
+RATINGS = pa.schema({"user": pa.int64(), "item": pa.int64(), "rating": pa.float64()})
 
 
 def test_calls_by_a_stream(pond: mp.Pond, spark: SparkSession, tmp_path: Path) -> None:
@@ -101,3 +107,41 @@ def test_a_query_that_failed_goes_on_from_its_checkpoint(
     assert given[1][0] == given[1][1]
     assert entries(rec) == state_of(plain)
     assert rec.progress().seen == 6
+
+
+class Streaming(Everybody):
+    """The same by `foreachBatch`: a file for each micro-batch."""
+
+    def __init__(self, pond: mp.Pond, token: str, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        super().__init__(pond, token)
+
+    def _stream(self) -> None:
+        source = self._folder / "data"
+        source.mkdir()
+        query = (
+            self._spark.readStream.schema("user long, item long, rating double")
+            .parquet(str(source))
+            .writeStream.option("checkpointLocation", str(self._folder / "checkpoint"))
+            .foreachBatch(self.rec.call("add_rating", name="feed"))
+            .start()
+        )
+        try:
+            while self._goes_on():
+                file = self._folder / "next"
+                pq.write_table(pa.Table.from_pylist(ratings_of(self.epochs), RATINGS), file)
+                file.rename(source / f"{self.epochs}.parquet")
+                query.processAllAvailable()
+                self.epochs += 1
+        finally:
+            query.stop()
+
+
+@pytest.mark.long
+def test_containers_killed_while_a_stream_and_direct_calls_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    with mp.open(tmp_path / "pond", containers=2, slices=SLICES, threads=1, spark=spark) as pond:
+        all_calls = Streaming(pond, (tmp_path / "pond" / "token").read_text(), spark, tmp_path)
+        all_calls.run()
+        all_calls.check()
+        assert pond.metrics()["coordinator"]["container_restarts"] == KILLS

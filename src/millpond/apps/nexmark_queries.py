@@ -72,18 +72,18 @@ def _q5(pattern: Any) -> Build:
     return build
 
 
-def _highest(window: Callable[[Mapping[str, Any]], Any], key: str | None) -> Build:
+def _highest(window: Callable[[Mapping[str, Any]], Any], key: str | None, *more: str) -> Build:
     def build(pond: Pond, name: str, of: Mapping[str, Any], delay: Any, sink: Sink) -> Batches:
         bids = pond.window(
             name,
             key=None if key is None else f"{key} long",
             window=window(of),
             aggregate={
-                "top": mp.where_largest("price", "auction", *([] if key else ["bidder"]), "date_time")
+                "top": mp.where_largest("price", "auction", *([] if key else ["bidder"]), "date_time", *more)
             },
         )
         own = {name: name for name in ("window_start", "window_end", *([key] if key else []))}
-        answered = BID if key is None else ("auction", "price", "date_time")
+        answered = (*(BID if key is None else ("auction", "price", "date_time")), *more)
 
         def exploded(fired: Rows, epoch: int) -> None:
             sink(_each(own, fired, answered), epoch)
@@ -166,3 +166,8 @@ QUERIES: dict[str, Build] = {
     "q11-median": _sessions({"median": mp.median("price")}),
     "q12": _q12,
 }
+WHOLE: dict[str, Build] = {
+    "q7-bidder-whole": _highest(_tumbling, "bidder", "extra"),
+    "q7-session-whole": _highest(_session, "bidder", "extra"),
+}
+"""The same of bids as large as NEXMark has them, with their column `extra`: for benchmarks of much that is open."""

@@ -9,6 +9,7 @@ gap after its last bid. Ties are all answers.
 | `q5-append` | the same rows | FlowKV: the counts of a window are kept until it fires |
 | `q7` | the bids of the highest price of each tumbling window | Beam; Flink SQL takes bids at a window's end into both |
 | `q7`, `per_bidder=True` | the same of each bidder | FlowKV |
+| `q7`, `q7-session`, `whole=True` | the same with the column `extra` | |
 | `q7-session` | the bids of the highest price of each bidder's session | FlowKV, which has Q7 by bidder |
 | `q8` | who registered and opened auctions in the same tumbling window, once | Flink SQL |
 | `q8`, `each_auction=True` | the same for each auction, with its reserve | Beam |
@@ -97,6 +98,9 @@ Q7_SESSION = f"""{SESSIONS}
     WHERE price = highest
     ORDER BY ALL
 """
+Q7_WHOLE, Q7_SESSION_WHOLE = (
+    sql.replace("price, date_time\n", "price, date_time, extra\n") for sql in (Q7, Q7_SESSION)
+)
 Q11 = f"""{SESSIONS}
     SELECT window_start, window_end, bidder, bids FROM sessions ORDER BY ALL
 """
@@ -152,8 +156,8 @@ SESSION = {"gap": "10 seconds", "touching": False}
 QUERIES = {
     "q5": Query(Q5, SLIDING),
     "q5-append": Query(Q5_APPEND, SLIDING),
-    "q7": Query(Q7, {**TUMBLING, "per_bidder": False}),
-    "q7-session": Query(Q7_SESSION, SESSION),
+    "q7": Query(Q7, {**TUMBLING, "per_bidder": False, "whole": False}, variants={"whole": Q7_WHOLE}),
+    "q7-session": Query(Q7_SESSION, {**SESSION, "whole": False}, variants={"whole": Q7_SESSION_WHOLE}),
     "q8": Query(
         Q8,
         {**TUMBLING, "each_auction": False},

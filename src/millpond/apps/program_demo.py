@@ -6,6 +6,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -46,6 +48,8 @@ class Application(NamedTuple):
     """Before the first one."""
     words: Callable[[Any], str] = str
     """What came between two epochs, for people."""
+    clock: str | None = None
+    """The parameter that gets the time, in milliseconds since 1970, at which an epoch came in; direct calls after it get it, too."""
 
 
 def check_calls(seconds: int, rate: int) -> None:
@@ -69,7 +73,7 @@ def show(app: Application, calls: Iterable[Call], rate: int) -> bool:
         ):
             told = streamed(spark, pond, app, epochs, folder, out)
             out.print("making every call again, as plain Python ...")
-            wanted = plainly(app, epochs, len(pond.placement()))
+            wanted = plainly(app, epochs, len(pond.placement()), told.came_at)
     wrong, wrong_fields = told.differing(wanted)
     out.print(
         f"{len(wanted.returned):,} streamed calls, {len(wanted.direct):,} turns of direct ones,"
@@ -88,6 +92,8 @@ class Told(NamedTuple):
     """What came of those after an epoch, by its number."""
     left: dict[str, Any]
     """What each field holds at the end."""
+    came_at: Mapping[int, int] = MappingProxyType({})
+    """When epochs came in, by the wall clock, where that counts."""
 
     def differing(self, wanted: Told) -> tuple[int, int]:
         """How many calls gave something else, or were lost, or were none; and how many fields hold something else."""
@@ -121,7 +127,7 @@ def streamed(
         .start()
     )
     query.awaitTermination()
-    return Told(shown.returned, shown.direct, state_left(program))
+    return Told(shown.returned, shown.direct, state_left(program), shown.came_at)
 
 
 class Shown:
@@ -142,9 +148,17 @@ class Shown:
         """By the number of the call."""
         self.direct: dict[int, Any] = {}
         """By epoch."""
+        self.came_at: dict[int, int] = {}
+        """The same, of a program that counts by the wall clock."""
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
+        from pyspark.sql.functions import lit
+
         began = time.perf_counter()
+        if self._app.clock is not None:
+            # A program reads no clock: the time comes with the rows. An epoch that runs again came when it first did.
+            came_at = self.came_at.setdefault(epoch, time.time_ns() // 1_000_000)
+            frame = frame.withColumn(self._app.clock, lit(came_at))
         count = 0
         for name, operator in self._operators.items():
             rows = frame.where(frame[METHOD] == name).select(NUMBER, *self._app.takes[name])
@@ -161,9 +175,15 @@ class Shown:
         self._out.print(f"epoch {epoch:3}: {count:,} calls, {per_s:,.0f} calls/s{line}", markup=False)
 
     def _once(self, epoch: int) -> Asking:
+        given = stamp(self._app, self.came_at, epoch)
         return lambda method, **arguments: self._program.ask(
-            method, idempotency_key=f"{method}-{epoch}", **arguments
+            method, idempotency_key=f"{method}-{epoch}", **arguments, **given
         )
+
+
+def stamp(app: Application, came_at: Mapping[int, int], epoch: int) -> dict[str, Any]:
+    """The argument that says when an epoch came in, if the program takes one."""
+    return {} if app.clock is None else {app.clock: came_at[epoch]}
 
 
 def write_epochs(app: Application, epochs: Sequence[Sequence[Call]], folder: str) -> StructType:
@@ -188,8 +208,13 @@ def write_epochs(app: Application, epochs: Sequence[Sequence[Call]], folder: str
     return spark_schema(schema)
 
 
-def plainly(app: Application, epochs: Sequence[Sequence[Call]], slices: int) -> Told:
-    """The same by the plain class."""
+def plainly(
+    app: Application,
+    epochs: Sequence[Sequence[Call]],
+    slices: int,
+    came_at: Mapping[int, int] = MappingProxyType({}),
+) -> Told:
+    """The same by the plain class, as if epochs had come in at these times."""
     plain = mp.plain(app.program, slices=slices)
 
     def ask(method: str, **arguments: Any) -> Any:
@@ -201,14 +226,15 @@ def plainly(app: Application, epochs: Sequence[Sequence[Call]], slices: int) -> 
     direct: dict[int, Any] = {}
     first = 0
     for epoch, calls in enumerate(epochs):
+        given = stamp(app, came_at, epoch)
         for name in app.takes:
             for place, (method, arguments) in enumerate(calls, first):
                 if method == name:
-                    returned[place] = ask(method, **arguments)
+                    returned[place] = ask(method, **{**arguments, **given})
         first += len(calls)
         if app.between is not None:
-            direct[epoch] = app.between(ask, epoch)
-    return Told(returned, direct, state_of(plain))
+            direct[epoch] = app.between(partial(ask, **given), epoch)
+    return Told(returned, direct, state_of(plain), came_at)
 
 
 def state_left(program: Any) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Word count by wall-clock time: how often was each word said in the current window? The time comes with the word."""
+"""Word count by wall-clock time: how often was each word said in the current window?
+
+A program reads no clock: the time comes with the word. In the demo it is that at which the word's epoch came in.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +52,13 @@ APPLICATION = Application(
     "word_count",
     WordCount,
     {"add": {"word": pa.string(), "at": pa.int64()}},
-    between=lambda ask, epoch: ask("count", word="word0", at=1_000 * epoch),
+    between=lambda ask, epoch: ask("count", word="word0"),
     words=lambda often: f"asked directly, word0 was said {often:,} times in this window",
+    clock="at",
 )
 
 
 def run(seconds: int = SECONDS, rate: int = RATE) -> bool:
-    """The words of so many seconds, an epoch each."""
+    """Epochs of so many words; each has the time at which it comes in."""
     check_calls(seconds, rate)
     return show(APPLICATION, [("add", row) for row in spoken(seconds * rate, rate=rate)], rate)

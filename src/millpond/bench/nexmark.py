@@ -11,7 +11,6 @@ Flink, where it is asked for, has the same rows in files of its own: `nexmark_fl
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +34,11 @@ from millpond.bench.nexmark_load import (
     Workload,
     check_queries,
 )
-from millpond.bench.nexmark_pond import PondWindows, open_pond
+from millpond.bench.nexmark_pond import PondWindows, loops_share, open_pond, options_text
 from millpond.bench.nexmark_report import plot, print_table
 from millpond.bench.nexmark_spark import SparkNative
-from millpond.bench.window_container import Means
+from millpond.bench.window_container import Means, told_by
+from millpond.errors import BadOption
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,6 @@ class Setting(NamedTuple):
     """Of its own."""
     progress: Callable[[str], None]
     means: Means = Means()
-    slices: int = 64
 
 
 Factory = Callable[[Setting], AbstractContextManager[Contender]]
@@ -65,12 +64,12 @@ Factory = Callable[[Setting], AbstractContextManager[Contender]]
 
 @contextmanager
 def _spark_native(setting: Setting) -> Iterator[Contender]:
-    yield SparkNative(setting.spark)
+    yield SparkNative(setting.spark, setting.means.budget if setting.means.uncached else 0)
 
 
 @contextmanager
 def _millpond(setting: Setting) -> Iterator[Contender]:
-    with open_pond(setting.folder / "pond", setting.means, setting.spark, setting.slices) as pond:
+    with open_pond(setting.folder / "pond", setting.means, setting.spark) as pond:
         yield PondWindows(setting.spark, pond, watches_s=WATCHES_S * setting.means.uncached)
 
 
@@ -82,13 +81,11 @@ def _millpond_rocksdb(setting: Setting) -> Iterator[Contender]:
     imported()  # or it says what is missing
     options_file = setting.folder / "rocksdb.json"
     means = setting.means._replace(store="rocksdb", told=str(options_file))
-    with open_pond(setting.folder / "pond", means, setting.spark, setting.slices) as pond:
-        options = json.loads(options_file.read_text())
-        setting.progress(
-            f"millpond-rocksdb: {', '.join(f'{name}={value}' for name, value in options.items())}"
-        )
+    with open_pond(setting.folder / "pond", means, setting.spark) as pond:
+        options = told_by(means.told, settled=False)["options"]
+        setting.progress(f"millpond-{options_text(options)}")
         yield PondWindows(
-            setting.spark, pond, "millpond-rocksdb", {"rocksdb": options}, WATCHES_S * means.uncached
+            setting.spark, pond, "millpond-rocksdb", means.told, watches_s=WATCHES_S * means.uncached
         )
 
 
@@ -110,7 +107,8 @@ CONTENDERS: dict[str, Factory] = {
     "spark-native": _spark_native,
 }
 """By name, in the order of the table; Flink comes last, where it is asked for."""
-OVER_BUDGET = ("millpond", "millpond-rocksdb")
+ONLY = ("queries", "over", *nexmark_parts.PARTS)
+"""What can be measured alone: queries, the same with more open than there is memory for, and parts by Arrow tables."""
 
 
 class Reach(NamedTuple):
@@ -147,58 +145,94 @@ def run(
     work: Work | None = None,
     contenders: Mapping[str, Factory] | None = None,
     flink: bool = False,
+    only: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Measure all queries with all contenders, and then the parts; or these queries alone. Flink only where asked for.
+    """Measure all queries with all contenders, and then the parts; or these queries, or parts of `ONLY`, alone.
 
-    Raises where an answer differs from DuckDB's.
+    Flink only where asked for. Raises where an answer differs from DuckDB's.
     """
+    wanted = list(only or (["queries"] if query else ONLY))
+    for part in wanted:
+        if part not in ONLY:
+            raise BadOption(
+                f"there is no part {part!r}", hint=f"there are {', '.join(ONLY)}", option="--only"
+            )
+    if query and wanted != ["queries"]:
+        raise BadOption(
+            f"queries are no part of {', '.join(wanted)}",
+            hint="leave --only or --query out",
+            option="--query",
+        )
     queries = list(query or QUERIES)
     check_queries(queries)
     work = work or (QUICK if quick else FULL)
     factories = dict(CONTENDERS if contenders is None else contenders)
     if flink:
         factories["flink"] = _flink(flink_environment.prepare(progress))
+    results: list[dict[str, Any]] = []
+    if "queries" in wanted or "over" in wanted:
+        with (
+            spark_session("millpond bench nexmark", memory="4g") as spark,
+            tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder,
+        ):
+            if "queries" in wanted:
+                results += _queries(spark, Path(folder), queries, work, factories, progress)
+            if "over" in wanted:
+                results += over_budget(
+                    spark, Path(folder), nexmark_over.QUICK if quick else nexmark_over.FULL, progress
+                )
+    return results + nexmark_parts.run(quick, progress, wanted)
+
+
+def _queries(
+    spark: SparkSession,
+    folder: Path,
+    queries: Sequence[str],
+    work: Work,
+    factories: Mapping[str, Factory],
+    progress: Callable[[str], None],
+) -> list[dict[str, Any]]:
     results = []
-    with (
-        spark_session("millpond bench nexmark", memory="4g") as spark,
-        tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder,
-        ExitStack() as opened,
-    ):
-        taking = {}
-        for name, factory in factories.items():
-            own_folder = Path(folder) / "contenders" / name
-            own_folder.mkdir(parents=True)
-            taking[name] = opened.enter_context(factory(Setting(spark, own_folder, progress)))
-        workload = Workload(Path(folder) / "events", work)
+    with _opened(spark, folder / "contenders", Means(), factories, progress) as taking:
+        workload = Workload(folder / "events", work)
         for each in queries:
             able = [contender for contender in taking.values() if contender.supports(each)]
             results += _measure(workload, each, able, progress)
-        if not query:
-            opened.close()  # the ponds above would take memory, and processors
-            results += over_budget(
-                spark, Path(folder), nexmark_over.QUICK if quick else nexmark_over.FULL, progress
-            )
-    return results if query else [*results, *nexmark_parts.run(quick, progress)]
+    return results
+
+
+@contextmanager
+def _opened(
+    spark: SparkSession,
+    folder: Path,
+    means: Means,
+    factories: Mapping[str, Factory],
+    progress: Callable[[str], None],
+) -> Iterator[dict[str, Contender]]:
+    """All of them at once: their ponds take memory, and processors, until the end."""
+    with ExitStack() as opened:
+        taking = {}
+        for name, factory in factories.items():
+            (folder / name).mkdir(parents=True)
+            taking[name] = opened.enter_context(factory(Setting(spark, folder / name, progress, means)))
+        yield taking
 
 
 def over_budget(
     spark: SparkSession, folder: Path, scale: nexmark_over.Scale, progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """The pond and the pond over RocksDB, with less and with more open than the budget has room for."""
+    """All contenders with less, and the ponds with more open than the budget has room for."""
     means = nexmark_over.means_of(scale)
     results = []
-    with ExitStack() as opened:
-        taking = []
-        for name in OVER_BUDGET:
-            own_folder = folder / "over" / name
-            own_folder.mkdir(parents=True)
-            taking.append(
-                opened.enter_context(
-                    CONTENDERS[name](Setting(spark, own_folder, progress, means, nexmark_over.SLICES))
-                )
-            )
+    with _opened(spark, folder / "over", means, CONTENDERS, progress) as taking:
         for number, over in enumerate(nexmark_over.works(scale)):
             progress(f"{over.part}: {over.work.events:,} events")
+            able = [
+                contender
+                for name, contender in taking.items()
+                if contender.supports(over.query)
+                and (name != "spark-native" or over.share <= nexmark_over.SPARK_SHARE_MAX)
+            ]
             with tempfile.TemporaryDirectory(dir=folder) as events:
                 workload = Workload(Path(events), over.work)
                 results += [
@@ -209,7 +243,7 @@ def over_budget(
                         "share": over.share,
                         "budget": means.budget,
                     }
-                    for result in _measure(workload, over.query, taking, progress, floors={})
+                    for result in _measure(workload, over.query, able, progress, floors={})
                 ]
     return results
 
@@ -263,6 +297,7 @@ def _result(
         "cpu_seconds": [each.cpu_seconds for each in own],
         "result_rows": fingerprint.rows,
         "result_hash": fingerprint.hash,
+        "checkpoints": own[0].extras.get("checkpoints"),
         "work": workload.work._asdict(),
         "parameters": workload.parameters(query),
         "load_average": os.getloadavg()[0],
@@ -272,6 +307,7 @@ def _result(
             if "store_s" in own[0].extras
             else {}
         ),
+        **loops_share([each.extras for each in own]),
         "extras": [each.extras for each in own],
     }
 

@@ -55,6 +55,8 @@ class Work(NamedTuple):
     active_people: int = 1_000
     uniform_bidders: int = 0
     """If any, bids come from so many people, each as likely as the others, and nobody is hot."""
+    whole_bids: bool = False
+    """With the column `extra`, which brings bids to their size."""
     uncounted_rounds: int = 0
     """Rounds before those that count; within a run, `warm_files` do not count either."""
     rounds: int = 3
@@ -113,6 +115,17 @@ QUERIES = {
     ),
     "q12": Asked("q12", {"bids": "bidder long"}, {"size": "arrival_size"}, key="bidder"),
 }
+WHOLE_BIDS = f"{BIDS}, extra string"
+WHOLE = {
+    "q7-bidder-whole": Asked(
+        "q7", {"bids": WHOLE_BIDS}, TUMBLING, {"per_bidder": True, "whole": True}, "bidder"
+    ),
+    "q7-session-whole": Asked(
+        "q7-session", {"bids": WHOLE_BIDS}, SESSION, {**TOUCHING, "whole": True}, "bidder"
+    ),
+}
+"""Of works that have `whole_bids`."""
+ASKED = QUERIES | WHOLE
 SOURCES = {
     "bids": ["auction", "bidder", "price", "date_time"],
     "persons": ["id", "name", "date_time"],
@@ -181,7 +194,7 @@ class Workload:
 
     def parameters(self, query: str) -> dict[str, Any]:
         """Of the query's windows, as the truth names them: `size`, `slide` or `gap`, and which form it is."""
-        asked = QUERIES[query]
+        asked = ASKED[query]
         durations = {name: getattr(self.work, place) for name, place in asked.durations.items()}
         return durations | dict(asked.parameters)
 
@@ -191,15 +204,15 @@ class Workload:
 
     def stage(self, query: str) -> Staged:
         """Folders of its own for one run, without files as yet."""
-        for source in QUERIES[query].columns:
+        for source in ASKED[query].columns:
             self._write(source)
         self._runs += 1
-        return Staged(self._folder, self._folder / f"run-{self._runs}", list(QUERIES[query].columns))
+        return Staged(self._folder, self._folder / f"run-{self._runs}", list(ASKED[query].columns))
 
     def events(self, query: str) -> int:
         """How many rows the timed files have."""
         timed = range(self.work.warm_files, self.work.files)
-        files = [self._file(source, number) for source in QUERIES[query].columns for number in timed]
+        files = [self._file(source, number) for source in ASKED[query].columns for number in timed]
         return sum(pq.read_metadata(file).num_rows for file in files)
 
     def truth(self, query: str, arrivals: Sequence[int] | None = None) -> pa.Table:
@@ -209,13 +222,13 @@ class Workload:
         if query not in self._truths:
             tables = {
                 source: pa.concat_tables(pq.read_table(file) for file in self._files(source))
-                for source in QUERIES[query].columns
+                for source in ASKED[query].columns
             }
             if "auctions" in tables:
                 # The truth can tell of auctions what this query does not ask for.
                 for name in ("id", "reserve"):
                     tables["auctions"] = tables["auctions"].append_column(name, tables["auctions"]["seller"])
-            self._truths[query] = truth(QUERIES[query].truth, **tables, **self.parameters(query))
+            self._truths[query] = truth(ASKED[query].truth, **tables, **self.parameters(query))
         return self._truths[query]
 
     def check(self, name: str, query: str, run: Run) -> Fingerprint:
@@ -228,7 +241,7 @@ class Workload:
 
     def _without_closing(self, query: str, result: pa.Table) -> pa.Table:
         of_events = pc.less_equal(result["window_end"], pa.scalar(CLOSING_AT, TIMESTAMP))
-        key = QUERIES[query].key
+        key = ASKED[query].key
         if key is not None:
             of_events = pc.and_(of_events, pc.not_equal(result[key], CLOSING_ID))
         return result.filter(of_events)
@@ -241,12 +254,12 @@ class Workload:
             table.append_column("arrival", pa.array(np.full(len(table), arrival)).view(TIMESTAMP))
             for table, arrival in zip(tables, arrivals, strict=True)
         ]
-        return truth(QUERIES[query].truth, bids=pa.concat_tables(stamped), **self.parameters(query))
+        return truth(ASKED[query].truth, bids=pa.concat_tables(stamped), **self.parameters(query))
 
     # Files
 
     def _nexmark(self, query: str) -> Nexmark:
-        return self._generator(min(QUERIES[query].columns, key=list(SOURCES).index))
+        return self._generator(min(ASKED[query].columns, key=list(SOURCES).index))
 
     def _generator(self, source: str) -> Nexmark:
         work = self.work
@@ -256,6 +269,7 @@ class Workload:
             events_per_s=work.events_per_s * factor,
             active_people=work.active_people,
             disorder=work.disorder,
+            extra=work.whole_bids,
         )
 
     def _files(self, source: str) -> list[Path]:
@@ -280,7 +294,8 @@ class Workload:
         for number in range(self.work.files + CLOSING_FILES):
             file = self._file(source, number)
             if number < self.work.files:
-                rows = getattr(generator, source)(number * batch, batch).select(SOURCES[source])
+                names = [*SOURCES[source], *(["extra"] if self.work.whole_bids else [])]
+                rows = getattr(generator, source)(number * batch, batch).select(names)
                 if source == "bids" and self.work.uniform_bidders:
                     rows = self._with_uniform_bidders(rows, number)
             else:

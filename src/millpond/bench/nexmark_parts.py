@@ -2,8 +2,9 @@
 
 - `stores`: for each pattern our store and RocksDB within the budget: CPU time of the store by what it did, and how long an epoch
   takes that moves the watermark, from its rows to its answers.
-- `budget`: state from a tenth of the budget to ten times it, files out of the page cache, RocksDB with both compactions.
-- `ratio` and `msa`: AUR's read batch ratio and space amplification, with ten times the budget.
+- `budget`: state from a tenth of the budget to ten times it, files out of the page cache, RocksDB with both compactions. There are 20
+  windows of event time or more, but for windows that follow each other and are ten times the budget each: of those there are three.
+- `ratio` and `msa`: AUR's read batch ratio and space amplification, with so much open.
 - `checkpoints`: five of them within a run, beside none: each writes what is open, as `pond.checkpoint()` does.
 - `growth`: keys, window length, disorder, size by slide.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from millpond.bench.nexmark_over import ROW_BYTES
+from millpond.bench.nexmark_over import SESSIONS, volume
+from millpond.bench.nexmark_pond import loops_share, options_text
 from millpond.bench.nexmark_tables import Load, bench
 from millpond.bench.window_container import Means
 
@@ -21,6 +23,10 @@ HIT_RATIO_MIN = 0.93
 SECOND = 1_000_000
 WATCHES_S = 0.25
 CHECKPOINTS = 5
+WINDOWS, FEW_WINDOWS = 20, 3
+BATCH_MIN, BATCHES = 10_000, 16
+"""Few: what is known in memory of each batch of a session's rows on disk counts for the budget."""
+PARTS = ("stores", "checkpoints", "budget", "ratio", "msa", "growth")
 
 
 class Part(NamedTuple):
@@ -34,17 +40,30 @@ class Part(NamedTuple):
     checkpoints: int = 0
 
 
+class OverBudget(NamedTuple):
+    """Of a query: its budget, and how much of it is open at a time."""
+
+    query: str
+    budget: int = 64 << 20
+    shares: Sequence[float] = (0.1, 1, 10)
+    windows: int = WINDOWS
+    """Of event time."""
+
+
 class Scale(NamedTuple):
     """How much of everything."""
 
     rows: int = 1_200_000
     batch: int = 20_000
-    budget: int = 4 << 20
-    """Of what is to be over it."""
     compared: Sequence[str] = ("q5", "q7-bidder", "q11", "q11-median")
-    over: Sequence[str] = ("q11-median", "q7-bidder", "q11")
-    shares: Sequence[float] = (0.1, 1, 10)
-    """Of the budget, what is open at a time."""
+    over: Sequence[OverBudget] = (
+        OverBudget("q7-session-whole"),
+        # Windows that follow each other take many more rows. RocksDB reads every cell that it changes, too.
+        OverBudget("q7-bidder-whole", 16 << 20),
+        OverBudget("q12", 16 << 20),
+    )
+    curves: OverBudget = OverBudget("q7-session-whole", 16 << 20, (10,), 60)
+    """Of `ratio` and `msa`: so long that sessions come and go, and something is to be compacted."""
     ratios: Sequence[float] = (0.002, 0.02, 0.1, 0.5)
     msas: Sequence[float] = (1.1, 1.5, 3.0)
     keys: Sequence[int] = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -57,12 +76,11 @@ FULL = Scale()
 QUICK = Scale(
     rows=150_000,
     batch=15_000,
-    budget=1 << 20,
     compared=("q11-median",),
-    over=("q11-median",),
-    shares=(10,),
-    ratios=(0.02,),
-    msas=(),
+    over=(OverBudget("q7-session-whole", 2 << 20, (10,)),),
+    curves=OverBudget("q7-session-whole", 2 << 20, (10,)),
+    ratios=(0.02, 0.5),
+    msas=(1.5,),
     keys=(10_000,),
     seconds=(),
     disorders=(),
@@ -80,36 +98,35 @@ def parts(scale: Scale) -> Iterator[Part]:
         load = Load(query, scale.rows, scale.batch, scale.rows // 30, warm=scale.rows // 6)
         for count in (0, CHECKPOINTS):
             yield Part("checkpoints", "checkpoints", count, load, Means(), count)
-    over = Means(budget=scale.budget, uncached=True)
-    for query in scale.over:
-        for share in scale.shares:
-            load = over_budget(query, scale, share)
-            yield Part("budget", "state / budget", share, load, over)
-            yield Part("budget", "state / budget", share, load, over._replace(store="rocksdb"))
-            if share == max(scale.shares) and query == "q11-median" and len(scale.shares) > 1:
-                universal = over._replace(store="rocksdb", compaction="universal")
-                yield Part("budget", "state / budget", share, load, universal)
-    load = over_budget("q11-median", scale, max(scale.shares))
+    for over in scale.over:
+        means = Means(budget=over.budget, uncached=True)
+        for share in over.shares:
+            load = over_budget(over, share)
+            stores = [means, means._replace(store="rocksdb")]
+            if share == max(over.shares):
+                stores.append(means._replace(store="rocksdb", compaction="universal"))
+            for each in stores:
+                yield Part("budget", "state / budget", share, load, each)
+    curves = scale.curves
+    load = over_budget(curves, max(curves.shares))
+    means = Means(budget=curves.budget, uncached=True)
     for ratio in scale.ratios:
-        yield Part("ratio", "read batch ratio", ratio, load, over._replace(ratio=ratio))
+        yield Part("ratio", "read batch ratio", ratio, load, means._replace(ratio=ratio))
     for msa in scale.msas:
-        yield Part("msa", "space amplification", msa, load, over._replace(msa=msa))
+        yield Part("msa", "space amplification", msa, load, means._replace(msa=msa))
     yield from _growth(scale)
 
 
-def over_budget(query: str, scale: Scale, share: float) -> Load:
-    """What is open at a time takes `share` of the budget; twice as many rows come in all.
-
-    Of sessions and cells as many keys as it takes, each of which has one row in a gap.
-    """
-    open_rows = round(share * scale.budget / ROW_BYTES[query])
-    rows = max(2 * open_rows, scale.rows // 2)
-    size = 10 * SECOND
-    # A window is kept until its last row has come; a session from its first row until a gap after its last.
-    rows_per_s = max(1, open_rows // 10)
-    batch = max(scale.batch, rows // 50)
-    keys = 0 if query == "q7-bidder" else max(1_000, 2 * open_rows)
-    return Load(query, rows, batch, rows_per_s, size, uniform_keys=keys, warm=rows // 10 // batch * batch)
+def over_budget(over: OverBudget, share: float) -> Load:
+    """What is open at a time takes `share` of the budget."""
+    query = over.query
+    windows = FEW_WINDOWS if share > 1 and query not in SESSIONS else over.windows
+    rows, per_window, keys = volume(query, share * over.budget, windows)
+    batch = max(BATCH_MIN, rows // BATCHES)
+    # Cells have a key for each row, more or less.
+    uniform = 4 * per_window if query == "q12" else keys
+    warm = batch
+    return Load(query, rows + warm, batch, max(1, per_window // 10), uniform_keys=uniform, warm=warm)
 
 
 def _growth(scale: Scale) -> Iterator[Part]:
@@ -130,9 +147,9 @@ def _growth(scale: Scale) -> Iterator[Part]:
         yield Part("growth", "size / slide", slides, load, Means())
 
 
-def run(quick: bool, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """All of them. Raises where an answer differs from DuckDB's."""
-    wanted = list(parts(QUICK if quick else FULL))
+def run(quick: bool, progress: Callable[[str], None], only: Sequence[str] = PARTS) -> list[dict[str, Any]]:
+    """These of them. Raises where an answer differs from DuckDB's."""
+    wanted = [each for each in parts(QUICK if quick else FULL) if each.part in only]
     results: dict[int, dict[str, Any]] = {}
     for means in dict.fromkeys(each.means for each in wanted):
         with bench(means) as pond:
@@ -144,11 +161,15 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[dict[str, Any]]:
                     watches_s = WATCHES_S if means.uncached else 0.0
                     done = pond.measured(each.load, watches_s=watches_s, checkpoints=each.checkpoints)
                     result = done.as_result(_system(means), each.load, means)
+                    if "rocksdb" in result:
+                        progress(f"  {options_text(result['rocksdb'])}")
+                    progress(f"  {result['rows_per_s'] / 1e6:.3f} M rows/s in {done.seconds:.1f} s")
                     results[number] = {
                         "part": each.part,
                         "varied": each.varied,
                         "value": each.value,
                         **result,
+                        **loops_share([result]),
                     }
     in_order = [results[number] for number in range(len(wanted))]
     return [_with_ratios(result, in_order) for result in in_order]

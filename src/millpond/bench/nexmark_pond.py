@@ -14,48 +14,54 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import millpond as mp
-from millpond.apps.nexmark_queries import QUERIES, Batches, stream_of
+from millpond.apps.nexmark_queries import QUERIES, WHOLE, Batches, stream_of
 from millpond.bench.cpu import thread_seconds
 from millpond.bench.nexmark_load import Run, Workload
 from millpond.bench.nexmark_stream import Collector, prepare, run_stream
-from millpond.bench.window_container import Means, containers
+from millpond.bench.window_container import Means, containers, told_by
 from millpond.stores.windows.rowlog import FIGURES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+BUILDERS = QUERIES | WHOLE
+SLICES = 8
+"""Each has a store of its own, or a database with its write batch in an epoch: many for two cores, few enough for RocksDB."""
 MEMORY = "3g"
 """Of a pond's container: the budget of its windows is another, and a part of it."""
 
 
 class PondWindows:
-    """Windows in a pond, fed by `foreachBatch`, with a checkpoint after each micro-batch. `notes` go with each run."""
+    """Windows in a pond, fed by `foreachBatch`, with a checkpoint after each micro-batch.
+
+    `told`, if given, is where the container over RocksDB tells of itself.
+    """
 
     def __init__(
         self,
         spark: SparkSession,
         pond: mp.Pond,
         name: str = "millpond",
-        notes: Mapping[str, Any] | None = None,
+        told: str = "",
         watches_s: float = 0.0,
     ) -> None:
         self.name = name
         self._watches_s = watches_s
-        self._notes = dict(notes or {})
+        self._told = told
         self._session = prepare(spark)
         self._pond = pond
         self._numbers = count()
 
     def supports(self, query: str) -> bool:
-        return query in QUERIES
+        return query in BUILDERS
 
     def run(self, workload: Workload, query: str) -> Run:
         name = f"{query.replace('-', '_')}_{next(self._numbers)}"
         delay = f"{workload.delay_us(query)} microseconds"
 
         batches: Batches | None = None
-        did = StoreFigures(self._pond, name)
+        did = StoreFigures(self._pond, name, self._told)
         checkpoints = Checkpoints(self._pond)
 
         def build(streams: Mapping[str, DataFrame], collector: Collector) -> Sequence[DataStreamWriter]:
@@ -65,7 +71,7 @@ class PondWindows:
                 collector(frame, epoch)
                 checkpoints.ask()
 
-            batches = QUERIES[query](self._pond, name, workload.parameters(query), delay, sink)
+            batches = BUILDERS[query](self._pond, name, workload.parameters(query), delay, sink)
             return [
                 stream_of(query, streams[source]).writeStream.foreachBatch(batch)
                 for source, batch in batches.items()
@@ -79,7 +85,7 @@ class PondWindows:
         try:
             with did.watched(self._watches_s), checkpoints.taken():
                 done = run_stream(self._session, workload, query, build, finish)
-            done.extras |= self._notes | did.read() | checkpoints.figures()
+            done.extras |= did.read() | checkpoints.figures()
             return done
         finally:
             forget(self._pond, name)
@@ -135,11 +141,16 @@ class Checkpoints:
 
 
 class StoreFigures:
-    """What the stores of all windows whose names begin so do, from now on: CPU seconds, hits, bytes, and memory at its most."""
+    """What the stores of all windows whose names begin so do, from now on: CPU seconds, hits, bytes, and memory at its most.
 
-    def __init__(self, pond: mp.Pond, name: str) -> None:
+    Of RocksDB, which tells it in the file `told`, also what calls for each key take, of all windows.
+    """
+
+    def __init__(self, pond: mp.Pond, name: str, told: str = "") -> None:
         self._pond = pond
         self._name = name
+        self._told = told
+        self._loops = told_by(told)["loops"] if told else {}
         self._processes = [int(each["pid"]) for each in pond.metrics()["containers"].values()]
         self._threads = self._rocksdb_threads()
         self._before = self._sums()
@@ -193,7 +204,30 @@ class StoreFigures:
             "hit_ratio": did["hits"] / looked_up if looked_up else None,
             "spilled_mb_max": self._spilled / 1e6,
             "rss_mb_max": self._rss / 1e6,
+            **self._rocksdb(),
         }
+
+    def _rocksdb(self) -> dict[str, Any]:
+        if not self._told:
+            return {}
+        told = told_by(self._told)
+        loops = {name: number - self._loops[name] for name, number in told["loops"].items()}
+        return {"rocksdb": told["options"], "loops": loops}
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """How RocksDB is set up, on one line."""
+    return f"rocksdb: {', '.join(f'{name}={value}' for name, value in options.items())}"
+
+
+def loops_share(figures: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of runs over RocksDB, what part of the store's CPU time goes into calls for each key: puts, and steps of iterators."""
+    told = [each for each in figures if "loops" in each]
+    return {
+        name: float(np.median([each["loops"][seconds] / max(each["store_s"], 1e-9) for each in told]))
+        for name, seconds in (("fill_share", "fill_s"), ("step_share", "step_s"))
+        if told
+    }
 
 
 def forget(pond: mp.Pond, name: str) -> None:
@@ -205,7 +239,7 @@ def forget(pond: mp.Pond, name: str) -> None:
 
 @contextmanager
 def open_pond(
-    folder: Path, means: Means, spark: SparkSession | None = None, slices: int = 64
+    folder: Path, means: Means, spark: SparkSession | None = None, slices: int = SLICES
 ) -> Iterator[mp.Pond]:
     """A pond in a folder of its own, whose windows have these means."""
     with containers(means):

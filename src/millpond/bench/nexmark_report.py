@@ -48,18 +48,26 @@ def _print_queries(console: Console, name: str, results: Results) -> None:
     headings = ["M events", "M events/s", "min..max", "M events per\ncore-second", "min..max"]
     for peer in peers:
         headings += [f"{peer}\n= 1", f"per core-s\n{peer} = 1"]
-    for heading in (*headings, "CPU s of it:\nJava", "container", "store", "answer\nrows", "their\nhash"):
+    for heading in (
+        *headings,
+        "CPU s of it:\nJava",
+        "container",
+        "store",
+        "check-\npoints",
+        "answer\nrows",
+        "their\nhash",
+    ):
         table.add_column(heading, justify="right")
     for result in results:
         cells = [result["query"], result["contender"], _millions(result["events"])]
         for rate in ("events_per_s", "events_per_core_s"):
-            spread = f"{_millions(result[f'{rate}_min'])}..{_millions(result[f'{rate}_max'])}"
-            cells += [_millions(result[rate]), spread]
+            cells += [_millions(result[rate]), _spread(result, rate)]
         for peer in peers:
             ratios = (result.get(f"vs_{peer}"), result.get(f"per_core_s_vs_{peer}"))
             is_first = result["contender"] == first
             cells += ["" if ratio is None or not is_first else f"{ratio:.2f}" for ratio in ratios]
         cells += [_number(result.get(f"{kind}_s")) for kind in ("java", "containers", "store")]
+        cells.append(str(result.get("checkpoints") or ""))
         table.add_row(*cells, f"{result['result_rows']:,}", result["result_hash"][:8])
     console.print(table)
 
@@ -108,7 +116,7 @@ def _budget(axes: Axes, results: Results) -> None:
     for query, color in zip(
         dict.fromkeys(each["query"] for each in results), ("C0", "C1", "C2"), strict=False
     ):
-        for system, style in (("millpond", "o-"), ("rocksdb", "s--")):
+        for system, style in (("millpond", "o-"), ("rocksdb", "s--"), ("rocksdb-universal", "^:")):
             own = [each for each in results if (each["query"], each["system"]) == (query, system)]
             rates = [each["rows_per_s"] / 1e6 for each in own]
             axes.plot([each["value"] for each in own], rates, style, color=color, label=f"{query}, {system}")
@@ -141,6 +149,10 @@ def _finish(axes: Axes, title: str, label: str) -> None:
 def _millions(number: float) -> str:
     millions = number / 1e6
     return f"{millions:.2f}" if millions >= 0.095 else f"{millions:.2g}"
+
+
+def _spread(result: Mapping[str, Any], rate: str) -> str:
+    return f"{_millions(result[f'{rate}_min'])}..{_millions(result[f'{rate}_max'])}"
 
 
 def _number(number: float | None) -> str:
@@ -191,13 +203,19 @@ PARTS: dict[str, dict[str, Cell]] = {
         "open / budget": lambda result: f"{result['share']:g}",
         "M events": lambda result: _millions(result["events"]),
         "M events/s": lambda result: _millions(result["events_per_s"]),
+        "min..max": lambda result: _spread(result, "events_per_s"),
+        "per core-s": lambda result: _millions(result["events_per_core_s"]),
         "rocksdb = 1": _of("vs_millpond-rocksdb"),
         "per core-s, rocksdb = 1": _of("per_core_s_vs_millpond-rocksdb"),
+        "spark = 1": _of("vs_spark-native"),
         "Java, CPU s": _of("java_s"),
         "container": _of("containers_s"),
         "store": _of("store_s"),
         "on disk, MB": _largest("spilled_mb_max"),
         "RSS, MB": _largest("rss_mb_max"),
+        "checkpoints": lambda result: str(result["checkpoints"]),
+        "answer rows": lambda result: f"{result['result_rows']:,}",
+        "their hash": lambda result: str(result["result_hash"])[:8],
     },
     "stores": {
         **LINE,
@@ -207,6 +225,8 @@ PARTS: dict[str, dict[str, Cell]] = {
         "read": _store("read_s"),
         "compact": _store("compact_s"),
         "store, rocksdb = 1": _of("store_vs_rocksdb"),
+        "of it puts": _of("fill_share"),
+        "steps": _of("step_share"),
         "fired p50, ms": _of("fired_p50_ms"),
         "p95": _of("fired_p95_ms"),
         "p95, rocksdb = 1": _of("p95_vs_rocksdb"),
@@ -220,6 +240,8 @@ PARTS: dict[str, dict[str, Cell]] = {
         "read": _store("read_s"),
         "compact": _store("compact_s"),
         "store, rocksdb = 1": _of("store_vs_rocksdb"),
+        "of it puts": _of("fill_share"),
+        "steps": _of("step_share"),
         "hit ratio": _hits,
     },
     **{

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from millpond.bench.cpu import cpu_seconds_by_kind
-from millpond.bench.nexmark_load import CLOSING_FILES, QUERIES, Run, Staged, Workload
+from millpond.bench.nexmark_load import ASKED, CLOSING_FILES, Run, Staged, Workload
 from millpond.times import MICROS, parse_duration
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run_stream(
         source: session.readStream.schema(columns)
         .option("maxFilesPerTrigger", 1)
         .parquet(f"{staged.folder(source)}/*")
-        for source, columns in QUERIES[query].columns.items()
+        for source, columns in ASKED[query].columns.items()
     }
     staged.put("warm")
     queries = [

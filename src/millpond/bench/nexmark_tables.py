@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,15 +27,22 @@ from millpond.bench.nexmark_load import compare
 from millpond.bench.nexmark_pond import Checkpoints, StoreFigures, forget, open_pond
 from millpond.bench.window_container import Means
 
+WHOLE_TOP = mp.where_largest("price", "auction", "date_time", "extra")
 AGGREGATES: dict[str, dict[str, Any]] = {
     "q5": {"bids": mp.count()},
     "q7-bidder": {"top": mp.where_largest("price", "auction", "date_time")},
     "q11": {"bids": mp.count()},
     "q11-median": {"median": mp.median("price")},
+    "q12": {"bids": mp.count()},
+    "q7-bidder-whole": {"top": WHOLE_TOP},
+    "q7-session-whole": {"top": WHOLE_TOP},
 }
-SLICES = 8
-"""Of a pond: each has a store of its own, and its share of the budget."""
-PATTERNS = {"q5": "RMW", "q7-bidder": "AAR", "q11": "RMW", "q11-median": "AUR"}
+"""Q12 goes by event time here. `-whole` are all columns of a bid, as large as NEXMark has them."""
+PATTERNS = {
+    **dict.fromkeys(("q5", "q11", "q12"), "RMW"),
+    **dict.fromkeys(("q7-bidder", "q7-bidder-whole"), "AAR"),
+    **dict.fromkeys(("q11-median", "q7-session-whole"), "AUR"),
+}
 
 
 class Load(NamedTuple):
@@ -97,6 +105,7 @@ def rows_of(load: Load) -> pa.Table:
         events_per_s=load.rows_per_s * ROUND // 46,
         active_people=load.active_people,
         disorder=load.disorder,
+        extra=load.query.endswith("-whole"),
     )
     bids = nexmark.bids(load.active_people * ROUND, events).slice(0, load.rows)
     if load.uniform_keys:
@@ -111,14 +120,15 @@ def rows_of(load: Load) -> pa.Table:
 class Bench:
     """A pond whose windows have certain means, for one load after another."""
 
-    def __init__(self, pond: mp.Pond) -> None:
+    def __init__(self, pond: mp.Pond, told: str = "") -> None:
         self._pond = pond
+        self._told = told
         self._numbers = count()
         self._rehearsed: set[str] = set()
 
     def measured(self, load: Load, *, watches_s: float = 0.0, checkpoints: int = 0) -> Measured:
         """One run, with so many checkpoints beside it, whose answers are right: raises where they are not."""
-        bids = rows_of(load)
+        bids, expected = _prepared(load)
         if load.query not in self._rehearsed:
             # Kernels and connections are there before anything counts.
             few = bids.slice(0, 20_000)
@@ -127,43 +137,59 @@ class Bench:
             forget(self._pond, "rehearsal")
         name = f"w{next(self._numbers)}"
         try:
-            return _measure(self._pond, name, load, bids, watches_s, checkpoints)
+            return self._measure(name, load, bids, expected, watches_s, checkpoints)
         finally:
             forget(self._pond, name)
+
+    def _measure(
+        self,
+        name: str,
+        load: Load,
+        bids: pa.Table,
+        expected: pa.Table,
+        watches_s: float,
+        checkpoints: int,
+    ) -> Measured:
+        pond = self._pond
+        feed = _Feed(pond, load, name).take(bids, 0, load.warm)
+        feed.fired_ms.clear()
+        did = StoreFigures(pond, name, self._told)
+        began_cpu, began = _container_s(pond), time.perf_counter()
+        asked = Checkpoints(pond)
+        with did.watched(watches_s), asked.taken():
+            for number in range(checkpoints + 1):
+                # Between equal parts of the rows.
+                first, stop = (
+                    load.warm + share * (load.rows - load.warm) // (checkpoints + 1)
+                    for share in (number, number + 1)
+                )
+                feed.take(bids, first, stop)
+                if number < checkpoints:
+                    asked.ask()
+            feed.finish()
+            seconds, container_s = time.perf_counter() - began, _container_s(pond) - began_cpu
+        answers = answers_of(load, feed.fired)
+        compare(f"{load.query} by tables", answers, expected)
+        return Measured(seconds, container_s, feed.fired_ms, len(answers), did.read() | asked.figures())
 
 
 @contextmanager
 def bench(means: Means) -> Iterator[Bench]:
     with (
         tempfile.TemporaryDirectory(prefix="millpond-bench-") as folder,
-        open_pond(Path(folder) / "pond", means, slices=SLICES) as pond,
+        open_pond(
+            Path(folder) / "pond",
+            means := means._replace(told=f"{folder}/rocksdb.json" if means.store == "rocksdb" else ""),
+        ) as pond,
     ):
-        yield Bench(pond)
+        yield Bench(pond, means.told)
 
 
-def _measure(
-    pond: mp.Pond, name: str, load: Load, bids: pa.Table, watches_s: float, checkpoints: int
-) -> Measured:
-    feed = _Feed(pond, load, name).take(bids, 0, load.warm)
-    feed.fired_ms.clear()
-    did = StoreFigures(pond, name)
-    began_cpu, began = _container_s(pond), time.perf_counter()
-    asked = Checkpoints(pond)
-    with did.watched(watches_s), asked.taken():
-        for number in range(checkpoints + 1):
-            # Between equal parts of the rows.
-            first, stop = (
-                load.warm + share * (load.rows - load.warm) // (checkpoints + 1)
-                for share in (number, number + 1)
-            )
-            feed.take(bids, first, stop)
-            if number < checkpoints:
-                asked.ask()
-        feed.finish()
-        seconds, container_s = time.perf_counter() - began, _container_s(pond) - began_cpu
-    answers = answers_of(load, feed.fired)
-    compare(f"{load.query} by tables", answers, _truth(load, bids))
-    return Measured(seconds, container_s, feed.fired_ms, len(answers), did.read() | asked.figures())
+@lru_cache(1)
+def _prepared(load: Load) -> tuple[pa.Table, pa.Table]:
+    """The rows, and what DuckDB answers: runs of one load come one after the other."""
+    bids = rows_of(load)
+    return bids, _truth(load, bids)
 
 
 class _Feed:
@@ -173,7 +199,7 @@ class _Feed:
         key = "auction" if load.query == "q5" else "bidder"
         window = {
             "q5": mp.sliding(_text(load.size), _text(load.slide)),
-            "q7-bidder": mp.tumbling(_text(load.size)),
+            **dict.fromkeys(("q7-bidder", "q7-bidder-whole", "q12"), mp.tumbling(_text(load.size))),
         }.get(load.query, mp.session(_text(load.size)))
         own = pond.window(name, key=f"{key} long", window=window, aggregate=AGGREGATES[load.query])
         self._source = own.over(key=key, at="date_time", delay=_text(_disorder_us(load)))
@@ -206,11 +232,12 @@ def answers_of(load: Load, fired: Sequence[pa.Table]) -> pa.Table:
         most = rows.group_by("window_start").aggregate([("bids", "max")])
         rows = rows.join(most, "window_start")
         return rows.filter(pc.equal(rows["bids"], rows["bids_max"])).drop_columns(["bids_max"])
-    if load.query == "q7-bidder":
+    if load.query.startswith("q7"):
         tops = rows["top"].combine_chunks()
         flat, parents = tops.flatten(), pc.list_parent_indices(tops)
+        names = ["auction", "price", "date_time", *(["extra"] if load.query.endswith("-whole") else [])]
         columns = {name: rows[name].take(parents) for name in ("window_start", "window_end", "bidder")}
-        largest = {name: flat.field(name) for name in ("auction", "price", "date_time")}
+        largest = {name: flat.field(name) for name in names}
         return pa.table({**columns, **largest})
     return rows
 
@@ -218,8 +245,13 @@ def answers_of(load: Load, fired: Sequence[pa.Table]) -> pa.Table:
 def _truth(load: Load, bids: pa.Table) -> pa.Table:
     if load.query == "q5":
         return truth("q5", bids=bids, size=_text(load.size), slide=_text(load.slide))
-    if load.query == "q7-bidder":
-        return truth("q7", bids=bids, size=_text(load.size), per_bidder=True)
+    whole = load.query.endswith("-whole")
+    if load.query.startswith("q7-bidder"):
+        return truth("q7", bids=bids, size=_text(load.size), per_bidder=True, whole=whole)
+    if load.query.startswith("q7-session"):
+        return truth("q7-session", bids=bids, gap=_text(load.size), whole=whole)
+    if load.query == "q12":
+        return truth("q12", bids=bids, size=_text(load.size), arrival="date_time")
     return truth(load.query, bids=bids, gap=_text(load.size))
 
 

@@ -5,7 +5,7 @@ What each part measures, and how, is told by the modules `programs_*`. `--only c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from millpond.bench import (
@@ -14,6 +14,7 @@ from millpond.bench import (
     programs_kv,
     programs_lr,
     programs_report,
+    programs_stream,
     programs_words,
 )
 from millpond.bench.programs_pond import FULL, QUICK, Scale
@@ -22,8 +23,9 @@ from millpond.errors import BadOption
 plot = programs_report.plot
 print_table = programs_report.print_table
 
-PARTS: dict[str, Callable[[Scale, Callable[[str], None]], list[dict[str, Any]]]] = {
+PARTS: dict[str, Callable[[Scale, Callable[[str], None]], Iterable[dict[str, Any]]]] = {
     "cf": programs_cf.run,
+    "stream": programs_stream.run,
     "kv": programs_kv.run,
     "lr": programs_lr.run,
     "words": programs_words.run,
@@ -40,7 +42,7 @@ def run(
         if part not in PARTS:
             raise BadOption(f"there is no part {part!r}", hint=f"parts: {', '.join(PARTS)}", option="--only")
     scale = QUICK if quick else FULL
-    results = []
+    results: list[dict[str, Any]] = []
     for part in only or PARTS:
         results += PARTS[part](scale, progress)
     return results

@@ -3,6 +3,7 @@
 Some ratings are loaded first. Then requests come in batches, of a size that takes some 0.2 s: the ratings of a batch are an epoch of one operator, its
 questions one of another. For the rate a batch comes as soon as the one before is done. For latency requests come evenly, at a
 share of that rate, and a batch is what has come: of a question until its answer is there, of a rating until it is durable.
+Before it counts, questions are asked for some seconds, in which the pond compiles what it runs often.
 Staleness is how long the oldest rating that an answer does not know has been there when it is told. Each answer is compared
 with that of the loop over arrays, which gets the same requests in the same order.
 """
@@ -34,6 +35,8 @@ TURN_S = 0.2
 SMALLEST, TRIES = 24, 3  # batches
 AIMED = ("movielens", "generated")
 DIRECT = 50
+WARM = 100
+"""Questions at a time, to warm up."""
 
 
 @mp.program(max_rounds=100_000)
@@ -113,6 +116,13 @@ class Mixed:
         self.turns.append(Turn(self.added, 0, None))
         return time.perf_counter() - began
 
+    def warm_up(self, seconds: float) -> None:
+        """Questions for so long, and a rating: meanwhile the pond compiles the tasks."""
+        began = time.perf_counter()
+        self.turn(1, 0)
+        while time.perf_counter() - began < seconds and self.asked < len(self.requests.asking) // 2:
+            self.turn(0, WARM)
+
     def turn(self, adds: int, asks: int) -> None:
         """The next requests, so many of each kind."""
         if adds:
@@ -159,12 +169,18 @@ def run(scale: Scale, progress: Callable[[str], None]) -> list[dict[str, Any]]:
     return results
 
 
-def _sources(scale: Scale, progress: Callable[[str], None]) -> Iterator[tuple[str, pa.Table]]:
+def ratings_of_movielens(progress: Callable[[str], None]) -> pa.Table | None:
     file = movielens_file()
     if file is None:
         progress(f"cf: MovieLens-100K skipped, the package recbole is not installed ({HOW})")
-    else:
-        yield "movielens", read_ratings(file).slice(0, scale.cf_ratings)
+        return None
+    return read_ratings(file)
+
+
+def _sources(scale: Scale, progress: Callable[[str], None]) -> Iterator[tuple[str, pa.Table]]:
+    movielens = ratings_of_movielens(progress)
+    if movielens is not None:
+        yield "movielens", movielens.slice(0, scale.cf_ratings)
     yield "generated", drawn_ratings(scale.cf_ratings, MOVIELENS)
     yield "netflix", drawn_ratings(scale.cf_ratings, NETFLIX)
 
@@ -183,6 +199,7 @@ def _measured(
     with opened() as pond:
         mixed = Mixed(pond, cls, "rec", requests)
         loading = mixed.load()
+        mixed.warm_up(scale.warm_s)
         for number, mix in enumerate(mixes):
             progress(f"cf, {source}, {mix[0]}:{mix[1]}, {kind}")
             measured = _mix(mixed, mix, mixed.left() // (len(mixes) - number), scale)

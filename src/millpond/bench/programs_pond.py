@@ -24,6 +24,9 @@ class Scale(NamedTuple):
     cf_ratings: int
     cf_loaded: int
     cf_batch: int
+    cf_file: int
+    """Requests of a micro-batch."""
+    warm_s: float
     cf_by_item: int
     """Ratings, where counts by item are compared."""
     kv_keys: int
@@ -44,6 +47,8 @@ FULL = Scale(
     cf_ratings=100_000,
     cf_loaded=20_000,
     cf_batch=6_000,
+    cf_file=6_000,
+    warm_s=15.0,
     cf_by_item=2_000,
     kv_keys=10_000,
     kv_batch=10_000,
@@ -60,6 +65,8 @@ QUICK = Scale(
     cf_ratings=8_000,
     cf_loaded=3_000,
     cf_batch=300,
+    cf_file=500,
+    warm_s=1.0,
     cf_by_item=400,
     kv_keys=1_000,
     kv_batch=1_000,

@@ -24,10 +24,11 @@ from millpond.coordinator.hosting import Embedded
 from millpond.durable.files import OsFiles
 from millpond.stores.windows.rocks_spilling import RocksSpilling
 from millpond.stores.windows.rowlog import RowLog
-from millpond.stores.windows.spilling import Kept, Spilling
+from millpond.stores.windows.spilling import Spilling
 from millpond.stores.windows.unaligned import READ_BATCH_RATIO, SPACE_AMPLIFICATION_MAX, UnalignedRows
 
 UNCACHED_EVERY_S = 0.1
+TOLD_EVERY_S = 0.1
 
 
 class Means(NamedTuple):
@@ -41,22 +42,16 @@ class Means(NamedTuple):
     ratio: float = READ_BATCH_RATIO
     msa: float = SPACE_AMPLIFICATION_MAX
     told: str = ""
-    """A file to which a container with RocksDB writes how that is set up."""
+    """A file to which a container with RocksDB writes how that is set up, and what calls for each key took so far."""
 
     def made(self, directory: str) -> Spilling:
         if self.store == "millpond":
             return Tuned(OsFiles(), directory, self.budget, self.ratio, self.msa)
-        stores = TunedRocks(OsFiles(), directory, self.budget, self.compaction)
+        stores = RocksSpilling(OsFiles(), directory, self.budget, self.compaction)
         if self.told:
-            Path(self.told).write_text(json.dumps(stores.options()))
+            _tell(stores, Path(self.told))
+            threading.Thread(target=_keep_telling, args=[stores, Path(self.told)], daemon=True).start()
         return stores
-
-
-class TunedRocks(RocksSpilling):
-    """The budget is of what can leave memory: what both stores have to know of open sessions does not count."""
-
-    def count_what_stays(self, kept: Kept) -> None:
-        pass
 
 
 class Tuned(Spilling):
@@ -65,9 +60,6 @@ class Tuned(Spilling):
     def __init__(self, files: OsFiles, directory: str, budget: int, ratio: float, msa: float) -> None:
         super().__init__(files, directory, budget)
         self._ratio, self._msa = ratio, msa
-
-    def count_what_stays(self, kept: Kept) -> None:
-        """As `TunedRocks`."""
 
     def new_rows(self, schema: pa.Schema, pattern: str) -> RowLog:
         log = super().new_rows(schema, pattern)
@@ -110,15 +102,44 @@ def containers(means: Means) -> Iterator[None]:
 def _keep_uncached(directory: str) -> None:
     while True:
         time.sleep(UNCACHED_EVERY_S)
-        for folder, _, names in os.walk(directory):
-            for name in names:
-                with suppress(OSError):  # it has gone meanwhile
-                    file = os.open(os.path.join(folder, name), os.O_RDONLY)
-                    try:
-                        os.fdatasync(file)
-                        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-                    finally:
-                        os.close(file)
+        drop_cached(directory)
+
+
+def drop_cached(directory: str) -> None:
+    """Syncs all files there, and drops them from the page cache."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # it has gone meanwhile
+                file = os.open(os.path.join(folder, name), os.O_RDONLY)
+                try:
+                    os.fdatasync(file)
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(file)
+
+
+def _tell(stores: RocksSpilling, file: Path) -> None:
+    beside = file.with_suffix(".new")
+    beside.write_text(json.dumps({"options": stores.options(), "loops": stores.loops()}))
+    beside.replace(file)
+
+
+def _keep_telling(stores: RocksSpilling, file: Path) -> None:
+    told = stores.loops()
+    while True:
+        time.sleep(TOLD_EVERY_S)
+        if told != stores.loops():
+            told = stores.loops()
+            with suppress(OSError):  # the benchmark is over
+                _tell(stores, file)
+
+
+def told_by(file: str, settled: bool = True) -> dict[str, dict[str, Any]]:
+    """What a container last wrote there: `options` and `loops`; once it has written all, if `settled`."""
+    if settled:
+        time.sleep(3 * TOLD_EVERY_S)
+    told: dict[str, dict[str, Any]] = json.loads(Path(file).read_text())
+    return told
 
 
 if __name__ == "__main__":

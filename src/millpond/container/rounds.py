@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
+from millpond.container.parcels import packed, unpacked
 from millpond.container.round_book import Arrived, RoundBook
 from millpond.durable.crashpoints import around
 from millpond.errors import BadMessage, MessageTooLarge, MillpondError, StageLost, Unavailable
@@ -39,13 +40,14 @@ class Rounds:
     def take(self, message: RoundRows, rows: Sequence[SlicedBatch]) -> RoundTaken:
         """What a peer sends."""
         resident, ballot = message.resident, message.ballot
+        came = list(unpacked(message, rows))
         with self._lock:
             if message.failed:
                 standing = self._book.hear_failure(resident, ballot, message.failed)
             elif message.asks:
                 standing = self._book.standing(resident, ballot)
             else:
-                arrived = Arrived(message.counts, list(rows))
+                arrived = Arrived(message.counts, came)
                 standing = self._book.take(resident, ballot, message.round, message.sender, arrived)
             self._wake(resident)
         return RoundTaken(standing)
@@ -87,9 +89,10 @@ class Rounds:
 
     def send(self, peer: Peer, message: RoundRows, rows: Sequence[SlicedBatch]) -> RoundTaken:
         """Again, where it is lost: it does no harm twice."""
+        parcels = packed(rows)
         for attempt in range(SEND_ATTEMPTS):
             try:
-                return self._peer(peer.address).exchange(message, rows).message
+                return self._peer(peer.address).exchange(message, parcels).message
             except Unavailable:
                 if attempt + 1 == SEND_ATTEMPTS:
                     raise

@@ -15,7 +15,6 @@ from millpond.programs.call_columns import column_type, is_sound
 from millpond.programs.graph import Task
 from millpond.stores.keys import encode_keys
 from millpond.wire.base import SliceId
-from millpond.wire.connection import SlicedBatch
 from millpond.wire.programs import ProgramSpec
 
 Longs = NDArray[np.int64]
@@ -119,14 +118,6 @@ def routed(spec: ProgramSpec, task: Task, calls: pa.RecordBatch, keys: Numbers |
 def with_column(calls: pa.RecordBatch, name: str, values: NDArray[Any]) -> pa.RecordBatch:
     place = HEAD.get_field_index(name)
     return calls.set_column(place, HEAD.field(place), pa.array(values, HEAD.field(place).type))
-
-
-def sliced(going: Routed, slices: int) -> SlicedBatch:
-    """Calls grouped by the slice that they are sent to, of so many."""
-    counts = np.bincount(going.to, minlength=slices).astype(np.int32)
-    order = np.argsort(going.to, kind="stable")
-    is_ordered = bool((order[1:] > order[:-1]).all())
-    return SlicedBatch(going.calls if is_ordered else going.calls.take(pa.array(order)), counts)
 
 
 class Place(NamedTuple):

@@ -90,6 +90,7 @@ class LocalConnection:
         return reply_to(message, encode(self._alive().call(decode(encode(message)))))
 
     def exchange(self, message: Exchange[R], batches: Sequence[SlicedBatch]) -> Answer[R]:
+        check_alike(batches)
         answer = self._alive().exchange(decode(encode(message)), checked(message, batches))
         answer.sent()
         return Answer(reply_to(message, encode(answer.message)), answer.batch)
@@ -112,6 +113,12 @@ def reply_to(message: Call[R], data: bytes | memoryview) -> R:
     if type(reply) is not message.reply:
         raise BadMessage(f"{type(message).__name__} was answered by {type(reply).__name__}")
     return cast(R, reply)
+
+
+def check_alike(batches: Sequence[SlicedBatch]) -> None:
+    """What is said in one exchange is of one schema: so Flight has it."""
+    if any(not each.batch.schema.equals(batches[0].batch.schema) for each in batches[1:]):
+        raise BadMessage("an exchange has batches of several schemas")
 
 
 def checked(message: Any, batches: Iterable[SlicedBatch]) -> Iterator[SlicedBatch]:

@@ -29,7 +29,7 @@ from millpond.errors import (
 )
 from millpond.wire.base import Call, Exchange, Read, Request
 from millpond.wire.codec import BATCH_BYTES_MAX, CONTROL_BYTES_MAX, check_size, decode, encode
-from millpond.wire.connection import Answer, Handler, R, SlicedBatch, checked, reply_to
+from millpond.wire.connection import Answer, Handler, R, SlicedBatch, check_alike, checked, reply_to
 from millpond.wire.credentials import Credentials, credentials_of
 from millpond.wire.keyring import Accepted, accepted_by
 from millpond.wire.roles import LETS_USE, NAMES, Role
@@ -280,6 +280,7 @@ class FlightConnection:
             raise self._told(error) from None
 
     def exchange(self, message: Exchange[R], batches: Sequence[SlicedBatch]) -> Answer[R]:
+        check_alike(batches)
         try:
             writer, reader = self._client.do_exchange(
                 fl.FlightDescriptor.for_command(encode(message)), self._options_of(message)

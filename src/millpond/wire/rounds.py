@@ -30,7 +30,7 @@ class RoundTaken(Message, frozen=True, tag=True):
 
 
 class RoundRows(Exchange[RoundTaken], frozen=True, tag=True):
-    """What a container has for another one after a round; rows follow as batches grouped by slice.
+    """What a container has for another one after a round; rows follow as batches, grouped as the resident does.
 
     `counts` are numbers that all add up: who has heard all knows what comes next, and whether anything does. `failed` says why the sender does not go on. One that `asks` brings nothing: it is to learn how the other one stands. `term` is
     the incarnation that is meant.

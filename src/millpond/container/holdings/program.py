@@ -83,6 +83,8 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
     def __init__(self, resident: Resident, pond_slices: int, means: Means) -> None:
         super().__init__(resident, pond_slices, means)
         self._calls = 0
+        # By name, as the last epoch had them.
+        self._methods: dict[str, LoadedMethod] = {}
         # Now, and not in the time that a call has.
         warm_up_for(field.types for field in self._program.fields.values())
 
@@ -189,6 +191,7 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
             what = f"method {work.method!r} of program {self.name!r}"
             method = self.means.limits.run(what, lambda: method_of(work))
             check_code(method.graph, self._program)
+            self._methods[work.method] = method
             calls = EpochCalls(self._program, method, work, slices, self.pond_slices, self.means)
             calls.run(record, rounds)
             calls.remember()
@@ -354,10 +357,18 @@ class ProgramHolding(KeyedHolding[ProgramStore]):
 
     def figures(self) -> dict[str, Any]:
         self.sizes = {number: self.size(held) for number, held in dict(self.slices).items()}
+        refused = {
+            f"{name}, line {each.task.line}": each.kernel.refused
+            for name, method in dict(self._methods).items()
+            for each in method.tasks
+            if each.kernel.refused
+        }
         return {
             "calls": self._calls,
             "entries": sum(size.keys for size in self.sizes.values()),
             "bytes": sum(size.nbytes for size in self.sizes.values()),
+            # What one container has found out, none that has not takes back.
+            **({"interpreted": refused} if refused else {}),
         }
 
 

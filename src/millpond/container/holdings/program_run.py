@@ -46,11 +46,11 @@ from millpond.programs.calls import (
     calls_schema,
     homes_of,
     routed,
-    sliced,
     slices_of_column,
     why_unsound,
     with_column,
 )
+from millpond.programs.cells import CellVector
 from millpond.programs.entries import NO_LANE
 from millpond.programs.graph import REJECTS, RETURNS
 from millpond.programs.machine.plan import LANES, Plan
@@ -362,8 +362,11 @@ class EpochCalls(Calls):
     def _interpret(self, held: HeldSlice[ProgramStore], lane: int, works: Sequence[Here], made: Made) -> None:
         """Between two calls others may read there."""
         inputs = iter(self._inputs(works))
+        began = time.thread_time()
         while not self._run_some(held, lane, inputs, made):
             self._means.sleep(READERS_S)
+        for work in works:
+            self._method.tasks[work.due.task].kernel.interpreted((time.thread_time() - began) / len(works))
 
     def _run_some(
         self, held: HeldSlice[ProgramStore], lane: int, inputs: Iterator[Coming], made: Made
@@ -385,6 +388,9 @@ class EpochCalls(Calls):
     def _run_one(self, store: ProgramStore, lane: int, call: Coming, made: Made) -> None:
         row, at, entry, steps, task, values = call
         steps, last, following, values = self._ran(store, lane, row, steps, task, values)
+        if not self._method.method.read_only:
+            # Calls after this one may change a row before it is sent.
+            values = [value.copy() if isinstance(value, CellVector) else value for value in values]
         made.add(following, HandedOn(row, entry, steps, at, last.task.line, values))
 
     def _inputs(self, works: Sequence[Here]) -> Iterable[Coming]:
@@ -560,21 +566,19 @@ class EpochCalls(Calls):
         return slices_of_column(keys, self._pond_slices)
 
     def _batches(self, going: Going, owners: Mapping[SliceId, int]) -> dict[int, list[SlicedBatch]]:
-        """Calls by container, grouped by slice."""
+        """Calls by container. They are not put in the order of slices: where they go follows from their heads and keys."""
         owner_of = np.array([owners.get(SliceId(n), -1) for n in range(self._pond_slices)], np.int32)
         found: dict[int, list[SlicedBatch]] = {}
         for _, (calls, to) in going:
             containers = owner_of[to]
             for container in np.unique(containers).tolist():
-                own = Routed(calls, to)
-                if (containers != container).any():
-                    places = np.flatnonzero(containers == container)
-                    own = Routed(calls.take(pa.array(places)), to[places])
-                parts = -(-own.calls.nbytes // SENT_BYTES)
-                size = -(-len(own.calls) // max(parts, 1))
-                for start in range(0, len(own.calls), max(size, 1)):
-                    part = Routed(own.calls.slice(start, size), own.to[start : start + size])
-                    found.setdefault(container, []).append(sliced(part, self._pond_slices))
+                places = np.flatnonzero(containers == container)
+                own = calls if len(places) == len(calls) else calls.take(pa.array(places))
+                size = max(1, -(-len(own) // max(1, -(-own.nbytes // SENT_BYTES))))
+                for start in range(0, len(own), size):
+                    part = own.slice(start, size)
+                    counts = np.array([len(part)], np.int32)
+                    found.setdefault(container, []).append(SlicedBatch(part, counts))
         return found
 
 

@@ -35,11 +35,13 @@ LOWEST = np.int64(-(1 << 63))
 RANGE_MAX = np.int64(1 << 61)
 
 
+stopped: Any
+"""Whether another thread wants it to end."""
+
 if JIT_ENABLED:
 
-    @intrinsic
-    def stopped(_typing: Any, control: Any) -> Any:
-        """Whether another thread wants it to end. Read anew each time: the compiler may not take it out of a loop."""
+    def _stopped(_typing: Any, control: Any) -> Any:
+        """Read anew each time: the compiler may not take it out of a loop."""
 
         def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             array = context.make_array(control)(context, builder, args[0])
@@ -48,6 +50,9 @@ if JIT_ENABLED:
             return builder.icmp_signed("!=", word, ir.Constant(ir.IntType(64), 0))
 
         return types.boolean(control), emit
+
+    _stopped.__name__ = "stopped"
+    stopped = intrinsic(_stopped)
 else:
 
     def stopped(control: Any) -> bool:

@@ -12,8 +12,8 @@ from millpond.programs.machine.kernel import Drive, kernel_of
 from millpond.programs.machine.kinds import CannotCompile
 from millpond.programs.machine.plan import Plan, plan_of
 
-COMPILE_AFTER = 2_000
-"""A task is worth a kernel once it has run for so many calls in this process."""
+COMPILE_AFTER, COMPILE_AFTER_S = 2_000, 0.3
+"""A task is worth a kernel once it has run for so many calls, or for so long, in this process."""
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -24,19 +24,22 @@ class TaskKernel:
 
     def __init__(self, graph: Graph, method: Method, task: Task) -> None:
         self.plan: Plan | None = None
+        self.refused = ""
+        """Why the compiler did not take what a plan was made for: of that only containers know."""
         self._graph = graph
         self._method = method
         self._task = task
         self._calls = 0
+        self._took_s = 0.0
         self._begun = not JIT_ENABLED
         self._drive: Drive | None = None
 
     def ready(self, calls: int) -> Drive | None:
-        """The kernel, if it is there. So many calls are to be run: after enough of them it is made."""
+        """The kernel, if it is there. So many calls are to be run: after enough of them, or of their time, it is made."""
         if self._begun:
             return self._drive
         self._calls += calls
-        if self._calls < COMPILE_AFTER:
+        if self._calls < COMPILE_AFTER and self._took_s < COMPILE_AFTER_S:
             return None
         self._begun = True
         if self.in_background:
@@ -44,6 +47,10 @@ class TaskKernel:
         else:
             self._make()
         return self._drive
+
+    def interpreted(self, seconds: float) -> None:
+        """Calls were run without it, for so long."""
+        self._took_s += seconds
 
     def _make(self) -> None:
         try:
@@ -54,6 +61,6 @@ class TaskKernel:
             with ONE_AT_A_TIME:
                 self._drive = kernel_of(self.plan)
         except Exception as error:  # noqa: BLE001 - numba's are of all sorts: the task stays as it is
-            why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            text = f"line {self._task.line} of method {self._method.name!r} runs interpreted: {why}"
+            self.refused = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            text = f"line {self._task.line} of method {self._method.name!r} runs interpreted: {self.refused}"
             warnings.warn(text, RuleInterpreted, stacklevel=2)

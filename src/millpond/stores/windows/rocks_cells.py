@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +24,7 @@ from millpond.stores.keys import Keys
 from millpond.stores.windows.cells import CellLayout, Cells
 from millpond.stores.windows.celltable import CellTable, Fired
 from millpond.stores.windows.panes import PaneStore, results_of
-from millpond.stores.windows.rocks_database import RocksMemory, imported, open_database
+from millpond.stores.windows.rocks_database import RocksMemory, as_bytes, imported, open_database
 from millpond.stores.windows.session_index import SessionIndex
 from millpond.stores.windows.sessions import SessionCells
 from millpond.stores.windows.shape import WindowShape
@@ -82,23 +84,21 @@ class RocksCells:
     def write(self, keys: list[bytes], cells: Cells, gone: Iterable[bytes] = ()) -> None:
         """One batch."""
         batch = self._rocks.WriteBatch(raw_mode=True)
-        for key in gone:
-            batch.delete(key)
         words = np.concatenate([cells.longs, cells.doubles.view(np.int64)], axis=1)
-        size, content, put = 8 * words.shape[1], words.tobytes(), batch.put
-        for place, key in enumerate(keys):
-            put(key, content[size * place : size * (place + 1)])
+        filling = time.thread_time()
+        deque(map(batch.delete, gone), maxlen=0)
+        deque(map(batch.put, keys, as_bytes(words)), maxlen=0)
+        self._memory.note(len(batch), time.thread_time() - filling)
         self._write(batch)
 
     def between(self, begin: bytes, end: bytes) -> tuple[list[bytes], Cells]:
         """All that lies there, by a bounded iterator."""
         reads = self._rocks.ReadOptions()
         reads.set_iterate_upper_bound(end)
-        keys, values = [], []
-        for key, value in self._database.items(from_key=begin, read_opt=reads):
-            keys.append(key)
-            values.append(value)
-        return keys, self._unpacked(values)
+        stepping = time.thread_time()
+        items = list(self._database.items(from_key=begin, read_opt=reads))
+        self._memory.note_steps(len(items), time.thread_time() - stepping)
+        return [key for key, _ in items], self._unpacked([value for _, value in items])
 
     def drop(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
         batch = self._rocks.WriteBatch(raw_mode=True)
@@ -388,8 +388,7 @@ def _after(prefix: bytes) -> bytes:
 
 def _as_bytes(keys: Keys) -> list[bytes]:
     if keys.kind == "i64":
-        content = keys.longs.astype(">i8").tobytes()
-        return [content[place : place + 8] for place in range(0, len(content), 8)]
+        return as_bytes(keys.longs.astype(">i8"))
     content, offsets = keys.data.tobytes(), keys.offsets.tolist()
     return [content[begin:end] for begin, end in itertools.pairwise(offsets)]
 

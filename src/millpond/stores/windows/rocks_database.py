@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import threading
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from millpond.errors import BadOption
 
@@ -24,6 +28,22 @@ class RocksMemory:
         self.write_buffers = rocks.WriteBufferManager.new_write_buffer_manager_with_cache(
             budget // 2, False, self.cache
         )
+        self._lock = threading.Lock()
+        self.loops = {"batches": 0.0, "puts": 0.0, "fill_s": 0.0, "steps": 0.0, "step_s": 0.0}
+        """What it takes to be called for each key: CPU seconds to fill write batches, which RocksDB knows nothing of as yet, and
+        in loops over iterators, in which are its own searches. What peers in C++ would not have is in these."""
+
+    def note(self, puts: int, seconds: float) -> None:
+        """A write batch was filled."""
+        with self._lock:
+            for name, more in (("batches", 1), ("puts", puts), ("fill_s", seconds)):
+                self.loops[name] += more
+
+    def note_steps(self, steps: int, seconds: float) -> None:
+        """An iterator was moved so often."""
+        with self._lock:
+            self.loops["steps"] += steps
+            self.loops["step_s"] += seconds
 
     def options(
         self, *, compaction: str = "level", prefix_bytes: int = 0, direct_io: bool = False
@@ -77,6 +97,13 @@ def open_database(path: str, memory: RocksMemory, chosen: dict[str, Any]) -> tup
     writes.disable_wal = True
     database.set_write_options(writes)
     return database, writes
+
+
+def as_bytes(numbers: NDArray[Any]) -> list[bytes]:
+    """Each row of an array, as it lies in memory."""
+    rows = np.ascontiguousarray(numbers).reshape(len(numbers), -1 if len(numbers) else 1)
+    named: list[bytes] = rows.view(f"V{rows.shape[1] * rows.itemsize}").ravel().tolist() if rows.size else []
+    return named
 
 
 def imported() -> Any:

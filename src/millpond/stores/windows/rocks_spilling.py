@@ -29,6 +29,10 @@ class RocksSpilling(Spilling):
         """How databases are set up, to be printed beside figures."""
         return self._memory.options(compaction=self._compaction)
 
+    def loops(self) -> dict[str, float]:
+        """What calls for each key took so far, in all databases: see `RocksMemory`."""
+        return dict(self._memory.loops)
+
     def new_rows(self, schema: pa.Schema, pattern: str) -> RowLog:
         return RocksRows(schema, self._new_directory(), compaction=self._compaction, memory=self._memory)
 
