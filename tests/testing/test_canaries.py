@@ -306,7 +306,7 @@ RARE = ("a container that was relieved goes on", "a backup answers before its re
 ELASTIC: dict[str, tuple[int, list[Edit]]] = {
     # Two defences: one alone holds.
     "a container that was relieved goes on": (
-        207,
+        382,
         [
             Edit(
                 Lease,
