@@ -338,6 +338,7 @@ def progress(
         held_by=_held_by(resident, updaters, silent_s),
         # One at a time is decided and not yet visible.
         seen=max(0, resident.epochs - bool(held_back)),
+        born=resident.born,
     )
 
 

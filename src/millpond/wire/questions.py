@@ -66,6 +66,7 @@ class Pinned(Message, frozen=True, tag=True):
     passed: list[Passed] = msgspec.field(default_factory=list)
     seen: Count = 0
     """How many of the State's epochs were visible when U was where it is, or are now."""
+    born: Count = 0
     landmark: Landmark = ""
 
 
@@ -226,6 +227,7 @@ class ResidentProgress(Message, frozen=True, tag=True):
     held_by: list[HoldsBack] = msgspec.field(default_factory=list)
     seen: Count = 0
     """How many of its epochs are visible."""
+    born: Count = 0
 
 
 class AskProgress(Call[ResidentProgress], frozen=True, tag=True):
