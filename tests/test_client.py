@@ -15,9 +15,12 @@ from millpond.client import runs
 from millpond.client.client import Client
 from millpond.client.runs import Run, Runs
 from millpond.errors import BadOption
+from millpond.pond.pond import Pond
+from millpond.runtime import Serial
 from millpond.testing import LossyFiles
 from millpond.testing.local import LocalPond
 from millpond.wire.base import SliceId
+from millpond.wire.connection import LocalConnection
 from millpond.wire.house import ContainerInfo, Locate, Placement
 from millpond.wire.states import ReadSlices
 
@@ -127,6 +130,38 @@ def test_it_asks_for_what_has_changed_and_for_the_whole_where_that_does_not_help
     assert [placement.owners for placement in seen] == [[0, 1], [0, 0], [0, 1], [0, 1]]
     assert seen[1].containers[0].slices == (0, 1)
     client.close()
+
+
+def test_after_a_move_a_client_gets_what_has_changed() -> None:
+    """Not the whole table, which of a large pond is long."""
+
+    class Coordinator(LocalConnection):
+        def call(self, message: Any) -> Any:
+            reply = super().call(message)
+            if isinstance(message, Locate):
+                told.append((message.known, reply))
+            return reply
+
+    told: list[tuple[int | None, Placement]] = []
+    with LocalPond(LossyFiles(), containers=2, slices=64) as pond:
+        state = pond.state("s", key="long", value="long")
+        keys = list(range(200))
+        state.update(key="k", at="t", value="v", name="feed")(pa.table({"k": keys, "t": keys, "v": keys}), 0)
+        state.finish("feed")
+        with Pond(Client(Coordinator(pond.coordinator), pond.hosting.dial, Serial()), "local", None) as other:
+            fetch = other.state("s").fetch(key="k", at="t", into="v")
+            asked = pa.table({"k": keys, "t": keys})
+            assert fetch.now(asked)["v"].to_pylist() == keys
+            [(known, whole)] = told
+            assert (known, whole.since, len(whole.owners)) == (None, None, 64)
+            pond.move([3, 5], to=1)
+            assert fetch.now(asked)["v"].to_pylist() == keys
+            [_, (known, news)] = told
+            assert (known, news.since) == (whole.version, whole.version)
+            assert news.changed == {3: 1, 5: 1}
+            assert news.owners == []
+            assert [info.slices for info in news.containers] == [(), ()]
+            assert list(other.placement().values()) == list(pond.placement().values())
 
 
 def test_closing_waits_for_calls_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

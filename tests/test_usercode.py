@@ -194,7 +194,78 @@ def test_names_are_read_as_python_reads_them(function: Callable[..., Any]) -> No
         assert travelled(function)(*arguments) == function(*arguments)
 
 
+def with_defaults(
+    old: int, new: int, *, most: int = HUGE, by: Any = (None, -1, "x", (True,)), pick: Any = max
+) -> Any:
+    return pick(old, new), most, by
+
+
+def with_others_defaults(old: float, new: float, low: float = -math.inf, narrow: Any = NARROW) -> float:
+    return max(old, new, low) + narrow
+
+
+def test_defaults_are_what_they_were_where_the_function_was_written() -> None:
+    local = 11
+    assert travelled(with_defaults)(2, 3) == with_defaults(2, 3)
+    assert travelled(with_others_defaults)(2.0, 3.0) == with_others_defaults(2.0, 3.0)
+    assert math.isnan(travelled(lambda old, new, at=NOT_A_NUMBER: at)(1, 2))
+    assert travelled(lambda old, new, n=local: old * n + new)(2, 3) == 25
+    said = capture(with_defaults, "update", "update").source
+    assert "by=(None, -1, 'x', (True,))" in said
+    assert f"most={HUGE}" in said
+
+
 # What is refused
+
+
+def keeps_a_list(old: int, new: int, seen: list[int] = []) -> int:  # noqa: B006 - what is tested
+    seen.append(new)
+    return len(seen)
+
+
+def keeps_a_dict_by_name(old: int, new: int, *, seen: dict[str, int] = TABLE) -> int:
+    return len(seen)
+
+
+def keeps_a_set_in_a_tuple(old: int, new: int, seen: Any = (1, {2})) -> int:
+    return len(seen)
+
+
+def keeps_an_array(old: int, new: int, seen: Any = np.zeros(2)) -> int:  # noqa: B008 - what is tested
+    return len(seen)
+
+
+def calls_one_that_keeps(old: int, new: int) -> int:
+    return keeps_a_list(old, new)
+
+
+def counts_in_itself(old: int, new: int) -> int:
+    counts_in_itself.seen = new  # type: ignore[attr-defined]
+    return new
+
+
+def counts_in_numpy(old: int, new: int) -> int:
+    np.seen["a"] = new  # type: ignore[attr-defined]
+    return new
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (keeps_a_list, "'keeps_a_list' has a list for the default of seen"),
+        (keeps_a_dict_by_name, "has a dict for the default of seen"),
+        (keeps_a_set_in_a_tuple, "has a tuple for the default of seen"),
+        (keeps_an_array, "has a ndarray for the default of seen"),
+        (calls_one_that_keeps, "'keeps_a_list' has a list"),
+        (lambda old, new, seen=[]: len(seen), "has a list for the default of seen"),
+        (counts_in_itself, "sets counts_in_itself.seen, which lives on from call to call"),
+        (counts_in_numpy, "sets np.seen['a'], which lives on"),
+    ],
+    ids=["list", "dict by name", "set in a tuple", "array", "called", "lambda", "of itself", "of a module"],
+)
+def test_nothing_lives_on_from_call_to_call(function: Any, named: str) -> None:
+    """What a function keeps would be undone, logged and moved by nobody."""
+    no_rule(function, named)
 
 
 def uses_a_dict(old: int, new: int) -> int:

@@ -449,7 +449,10 @@ class WorkersUnfit(MillpondError, RuntimeError):
 
 
 class NoTaskSlots(MillpondError, RuntimeError):
-    """Containers on Spark would take every task slot that there is: no query could run. `left` may be below zero."""
+    """Containers on Spark would take every task slot that there is: no query could run. `left` may be below zero.
+
+    Or no executor has, or not enough executors have, as many slots as one container takes for its threads.
+    """
 
     fields = ("slots", "taken", "left")
     slots: int

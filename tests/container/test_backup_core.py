@@ -363,6 +363,27 @@ def test_a_slice_that_is_copied_again_waits_again() -> None:
     assert shell.rows(0) == {at(0, 1, 10)}
 
 
+def test_a_resident_that_is_opened_while_slices_are_enlisted_needs_no_copy() -> None:
+    """Containers hear of it before the journal has it: whoever asks for copies by the journal asks for none of it."""
+    shell = Shell()
+    shell.core.enlist(numbers([0, 1]))
+    shell.core.await_copies(7, [], numbers([0]))
+    shell.keep(back_up(1, ballot=1), [at(0, 5, 50), at(1, 5, 51)])
+    shell.core.settle("s", {"a": EPOCH[0]})
+    shell.catch_up()
+    assert shell.rows(0) == {at(0, 5, 50)}
+    assert shell.core.lag(numbers([0])) == (0, 0)
+    assert shell.core.missing(numbers([0]), {"s": {"a": EPOCH[0]}}) == ""
+    # Of the other slice nobody has asked yet.
+    assert shell.rows(1) == set()
+    assert shell.core.missing(numbers([1]), {"s": {"a": EPOCH[0]}}) == "slice 1 of 's' was not copied"
+    # Nor is one that lacks something whole without a copy.
+    shell.core.lost(shell.core.holding("s"), numbers([0]))
+    shell.core.await_copies(8, [], numbers([0]))
+    assert shell.core.missing(numbers([0]), {"s": {"a": EPOCH[0]}}) == "slice 0 of 's' was not copied"
+    shell.core.validate()
+
+
 def test_slices_that_are_released_leave_nothing_behind() -> None:
     shell = Shell()
     whole(shell, 0, 1)

@@ -652,12 +652,8 @@ def test_without_backups_peers_rebuild_the_slices_of_one_that_is_gone_from_the_r
     scene = Scene(LossyFiles(), 3, backups=0)
     for _ in range(3):
         scene.epoch()
-    code = {
-        number
-        for known in scene.record.residents.values()
-        if known.spec.runs_code
-        for number in known.spec.places(SLICES)
-    }
+    tables = [scene.record.residents[name].spec.home_slice for name in ("now", "later")]
+    code = set(tables)
     scene.move(numbers(*range(SLICES)), 0)
     scene.upkeep()
     own = scene.record.slices_of(0)
@@ -677,6 +673,59 @@ def test_without_backups_peers_rebuild_the_slices_of_one_that_is_gone_from_the_r
     scene.check()
     scene = scene.reopened()
     scene.check()
+
+
+@mp.program(lanes=2)
+class Kept:
+    sums: mp.Partitioned[mp.Map[int, int]]
+
+    def add(self, key: int, by: int):
+        self.sums[key] += by
+
+
+def own_sum(times, v) -> int:  # type: ignore[no-untyped-def]
+    return int(sum(v))
+
+
+def test_a_program_is_rebuilt_by_peers_and_runs_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log has what was changed, and not the calls that changed it."""
+    with LocalPond(LossyFiles(), ROOT, 3, SLICES) as pond:
+        program = pond.program("kept", Kept)
+        add = program.call("add", name="adding")
+        add(pa.table({"key": list(KEYS), "by": list(KEYS)}), 0)
+        pond.checkpoint()
+        add(pa.table({"key": list(KEYS), "by": list(KEYS)}), 1)
+        sums = {key: 2 * key for key in KEYS}
+        own = [number for number, owner in pond.placement().items() if owner == 0]
+        with monkeypatch.context() as patch:
+            patch.setattr("millpond.container.holdings.program_code._loaded", _refuse)
+            pond.hosting.kill(0)
+            pond.coordinator.recover(0)
+            assert {pond.placement()[number] for number in own} == {1, 2}
+            assert program.entries("sums") == sums
+        add(pa.table({"key": list(KEYS), "by": [1] * len(KEYS)}), 2)
+        assert program.entries("sums") == {key: total + 1 for key, total in sums.items()}
+        pond.validate()
+
+
+def _refuse(data: bytes) -> Any:
+    raise AssertionError("code was loaded")
+
+
+@pytest.mark.parametrize("aggregate", [mp.total("v"), own_sum], ids=["cells", "a function"])
+def test_a_window_is_rebuilt_by_peers_if_no_function_of_its_own_runs_again(aggregate: Any) -> None:
+    with LocalPond(LossyFiles(), ROOT, 3, SLICES) as pond:
+        window = pond.window("w", key="k long", window=mp.tumbling(10), aggregate={"s": aggregate})
+        feed = window.over(key="k", at="t")
+        feed(pa.table({"k": list(KEYS), "t": [1] * len(KEYS), "v": list(KEYS)}), 0)
+        own = [number for number, owner in pond.placement().items() if owner == 0]
+        pond.hosting.kill(0)
+        pond.coordinator.recover(0)
+        stays = aggregate is own_sum
+        assert {pond.placement()[number] for number in own} == ({0} if stays else {1, 2})
+        fired = feed(pa.table({"k": list(KEYS), "t": [11] * len(KEYS), "v": list(KEYS)}), 1)
+        assert {row["k"]: row["s"] for row in fired.to_pylist()} == {key: key for key in KEYS}
+        pond.validate()
 
 
 def test_slices_that_were_rebuilt_lately_keep_no_others_from_being_rebuilt() -> None:

@@ -137,3 +137,33 @@ def test_an_owner_without_a_lease_answers_nobody_at_all(scene: Scene) -> None:
         scene.stale = Pond(scene.client(), "local", None)
         scene.stale._client._placement = scene.before
         assert read(scene.stale) == wanted, name
+
+
+def test_an_owner_that_has_not_heard_that_a_resident_was_made_anew(scene: Scene) -> None:
+    """It has as many epochs as the new one, of the one that was forgotten, and its lease holds as far as it knows."""
+    pond = scene.pond
+    stale = scene.stale = Pond(scene.client(), "local", None)
+    stale._client._placement = scene.before
+    scene.knows()
+    for was in (pond.state("s"), pond.table("t"), pond.window("w")):
+        pond.forget(was)
+    state = pond.state("s", key="long", value="long")
+    table = pond.table("t", key="k long", value="x long", default={"x": 0}, group="g")
+    window = pond.window("w", key="k long", window=mp.tumbling(1000), aggregate={"n": mp.count()})
+    rows = pa.table({"k": [1], "t": [0], "v": [77]})
+    state.update(key="k", at="t", value="v", name="feed")(rows, 0)
+    adding = pond.transactions("adding", [table], {"add": add})
+    adding(pa.table({"ts": [0], "k": [1], "v": [77]}), 0)
+    window.over(key="k", at="t", name="feed")(rows, 0)
+    for name in ("a state", "slices of a state", "rows of a table", "a table", "a window"):
+        read, wanted = READS[name], READS[name](pond)
+        assert "77" in str(wanted) or name == "a window"
+        stale._client._placement = scene.before
+        for resident in ("s", "g", "w"):
+            stale._client.call(AskProgress(resident))
+        assert read(stale) == wanted, name
+    # Who knows of an earlier one only is answered of the one that there is.
+    early = Pond(scene.client(), "local", None)
+    early._client.placement()
+    early._client._seen["s"] = (1, 1000)
+    assert newest(early, [1]) == [77]

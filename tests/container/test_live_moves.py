@@ -30,6 +30,17 @@ def scene_of_two() -> Scene:
     return scene
 
 
+def scene_of_three() -> Scene:
+    """Slices have their backups, and those that move to who holds none of them are copied as well."""
+    scene = made(3, epochs=1)
+    mine = scene.record.slices_of(0)
+    assert {holder for number in mine for holder in scene.holders()[number]} == {1, 2}
+    return scene
+
+
+SCENES = {2: scene_of_two, 3: scene_of_three}
+
+
 def stepped(scene: Scene, happens: Callable[[str, str], None]) -> None:
     """`happens` is called before and after each step of moves; the last of release is `released`."""
     coordinator = scene.coordinator
@@ -51,9 +62,10 @@ def stepped(scene: Scene, happens: Callable[[str, str], None]) -> None:
     slices.containers.ask = around(ask, lambda container, message: f"wire.{type(message).__name__}")
 
 
-def test_a_move_has_these_steps_and_the_coordinator_may_end_at_each() -> None:
+@pytest.mark.parametrize("containers", SCENES, ids=["without backups", "with backups"])
+def test_a_move_has_these_steps_and_the_coordinator_may_end_at_each(containers: int) -> None:
     """Containers end with it. Who opens the pond again finds the slices where the journal says, and moves them again."""
-    scene = scene_of_two()
+    scene = SCENES[containers]()
     left: list[tuple[str, LossyFiles]] = []
     stepped(scene, lambda name, when: left.append((name, after(scene.files))) if name in STEPS else None)
     mine = scene.record.slices_of(0)
@@ -61,21 +73,30 @@ def test_a_move_has_these_steps_and_the_coordinator_may_end_at_each() -> None:
     assert list(dict.fromkeys(name for name, _ in left)) == STEPS
     assert scene.record.slices_of(0) == []
     for number, (name, files) in enumerate(left):
-        again = Scene(files, 2, 0, scene.model, number)
+        again = Scene(files, containers, scene.backups, scene.model, number)
         # A pond that opens gives slices to those that have none.
         assert len(again.record.slices_of(0)) >= 1, name
         again.check()
         if name.startswith("switches"):
             again.move(again.record.slices_of(0), 1)
             again.check()
+        if again.backups:
+            # The journal tells of no backup that is none.
+            again.upkeep()
+            again.lose(1)
+            again.check()
         again.pond.close()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("victim", [0, 1], ids=["source", "target"])
-def test_a_side_that_ends_at_a_step(victim: int, step: str, when: str) -> None:
-    scene, ended = scene_of_two(), []
+@pytest.mark.parametrize(
+    ("containers", "victim"),
+    [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)],
+    ids=["source", "target", "source with backups", "target with backups", "holder of backups"],
+)
+def test_a_side_that_ends_at_a_step(containers: int, victim: int, step: str, when: str) -> None:
+    scene, ended = SCENES[containers](), []
 
     def happens(name: str, moment: str) -> None:
         if (name, moment) == (step, when) and not ended:
@@ -106,6 +127,11 @@ def test_a_side_that_ends_at_a_step(victim: int, step: str, when: str) -> None:
     scene.epoch()
     scene.check()
     scene.reopened(upkeep=False).check()
+    if scene.backups:
+        # Whoever holds a backup now, by the journal, does.
+        scene.upkeep()
+        scene.lose(1)
+        scene.check()
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from millpond.coordinator.spark_hosting import SparkHosting
 from millpond.coordinator.spark_task import LET_GO, ContainerTask, Outcome
 from millpond.errors import BadRoot, ContainerFailed, RootUnseen
 from millpond.wire import home
+from millpond.wire.authority import Authority, Bundle, server_name
 from millpond.wire.base import Term
 from millpond.wire.keyring import ContainerKeys
 from millpond.wire.sockets import SocketDirectory
@@ -336,18 +337,37 @@ def test_no_secret_travels_with_a_task(hosting: SparkHosting, workers: Workers, 
     places = [
         Path(f"/proc/{pid}/{what}") for pid in (host.pid, worker.pid) for what in ("cmdline", "environ")
     ]
-    for secret in (grant.encode(), b"PRIVATE KEY"):
+    secrets = [line.encode() for line in grant.splitlines() if len(line) > 40 and "-----" not in line]
+    assert len(secrets) > 5
+    for secret in (*secrets, b"PRIVATE KEY"):
         assert secret not in pickled
         assert all(secret not in place.read_bytes() for place in places)
 
 
-@pytest.mark.parametrize("says", ["nothing", "no TLS", "no message", "no grant"])
+def shaken(plain: socket.socket, shows: str, bundle: Bundle) -> ssl.SSLSocket:
+    """A line to the home by one that has no certificate to show, a foreign one, or that of a grant."""
+    context = bundle.connecting(to_pond=False)
+    if shows == "no certificate":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=bundle.authority)
+    elif shows == "a foreign one":
+        foreign = Authority().issue("task")
+        context = Bundle(foreign.certificate, foreign.key, bundle.authority).connecting(to_pond=False)
+    return context.wrap_socket(plain, server_hostname=server_name(home.HOME))
+
+
+@pytest.mark.parametrize(
+    "says", ["nothing", "no TLS", "no certificate", "a foreign one", "no message", "no grant"]
+)
 def test_strangers_at_the_home_are_hung_up_on(
     says: str, hosting: SparkHosting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millpond.coordinator.spark_home.HANDSHAKE_S", 0.3)
     hosting._places[0] = spark_hosting._Place(0)
-    hosting._places[0].job = spark_hosting._Job(0, "nowhere")
+    good, heard = hosting._home.grant(), []
+    hosting._places[0].job = spark_hosting._Job(0, "nowhere", good)
+    receive = home.Line.receive
+    monkeypatch.setattr(home.Line, "receive", lambda *given: heard.append(given) or receive(*given))
     with socket.create_connection((hosting._home.host, hosting._home.port), timeout=10) as plain:
         if says == "no TLS":
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -356,15 +376,15 @@ def test_strangers_at_the_home_are_hung_up_on(
                 while plain.recv(1000):
                     pass
             return
-        with home.trusting(hosting._home.certificate).wrap_socket(plain) as line:
-            if says == "no message":
-                line.sendall(b"\xff" * 100)
-            else:
-                wrong = home.msgspec.msgpack.encode(home.Arrived("0" * 64, "here", "m", "1", 1))
-                line.sendall(len(wrong).to_bytes(4, "big") + wrong)
+        with shaken(plain, says, good.bundle) as line:
+            word = "0" * 64 if says == "no grant" else good.word
+            first = home.msgspec.msgpack.encode(home.Arrived(word, "here", "m", "1", 1))
+            first = len(first).to_bytes(4, "big") + first
             with suppress(OSError):  # whatever way, it is over
+                line.sendall(b"\xff" * 100 if says == "no message" else first)
                 assert line.recv(1000) == b""
     assert hosting._places[0].lines == []
+    assert bool(heard) == (says in ("no message", "no grant")), "who has no certificate is not listened to"
     hosting._places.clear()
 
 
@@ -388,7 +408,7 @@ def test_a_task_speaks_with_its_own_driver_only(hosting: SparkHosting) -> None:
         socket.create_connection((hosting._home.host, hosting._home.port), timeout=10) as plain,
         pytest.raises(ssl.SSLCertVerificationError),
     ):
-        home.trusting(home.Certificate().pem).wrap_socket(plain)
+        shaken(plain, "its own", home.Door().grant().bundle)
 
 
 def test_who_falls_silent_is_taken_for_gone_once_its_lease_is_over(
@@ -482,7 +502,12 @@ def test_a_task_waits_for_a_driver_that_says_nothing_and_not_for_one_that_is_gon
 
 
 def test_containers_are_spread_over_hosts_then_executors() -> None:
-    cluster = [Executor("1", "a", 2), Executor("2", "a", 1), Executor("3", "b", 1), Executor("4", "b", 0)]
+    cluster = [
+        Executor("1", "a", 2, 2),
+        Executor("2", "a", 1, 2),
+        Executor("3", "b", 1, 2),
+        Executor("4", "b", 0, 2),
+    ]
     taken: dict[str, int] = {}
     order = []
     for _ in range(3):
@@ -491,7 +516,7 @@ def test_containers_are_spread_over_hosts_then_executors() -> None:
         taken[executor.id] = taken.get(executor.id, 0) + 1
         order.append(executor.id)
     assert order == ["1", "3", "2"]
-    assert choose([Executor("4", "b", 0)], {}) is None
+    assert choose([Executor("4", "b", 0, 2)], {}) is None
     assert Outcome(LET_GO, "here").why == ""
 
 

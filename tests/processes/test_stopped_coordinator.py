@@ -18,8 +18,8 @@ from millpond.coordinator.detector import SILENT_S_MAX
 from millpond.pond.figures import too_few_backups
 
 SERVE = [sys.executable, "-c", "from millpond.cli import main; main()", "serve"]
-STOPPED_S = SILENT_S_MAX + 2.0
-"""Longer than a container may be silent, and much longer than its lease."""
+STOPPED_S = 30.0
+"""Longer than a container may be silent, be busy or have a disk that hangs, and much longer than its lease."""
 
 
 def rows(epoch: int) -> pa.Table:

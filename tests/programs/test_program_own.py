@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -240,6 +241,17 @@ class Hidden(mp.StateElement[int, int]):
         self.count = key
 
 
+class Remembering(mp.StateElement[int, int]):
+    def add(self, key: int, seen: list[int] = []) -> None:  # noqa: B006 - what is refused
+        seen.append(key)
+        self.state[key] = len(seen)
+
+
+class Counting(mp.StateElement[int, int]):
+    def add(self, key: int) -> None:
+        math.seen = key  # type: ignore[attr-defined]
+
+
 class Escaping(mp.StateElement[int, int]):
     def add(self, key: int) -> None:
         max(self, key)
@@ -289,6 +301,8 @@ class OfFloats(mp.StateElement[float, int]):
 CLASSES = [
     (Untyped, "does not say what its entries are"),
     (Hidden, r"sets self.count, which the pond does not see"),
+    (Remembering, "'add' has a list for the default of seen"),
+    (Counting, "sets math.seen, which lives on from call to call"),
     (Escaping, "uses self as a value"),
     (Drawing, "the module random"),
     (Ordered, "a set has another order"),

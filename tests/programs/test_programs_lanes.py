@@ -31,6 +31,8 @@ class P:
 """
 AT_ONCE = "self.w[1] += self.a[j]"
 BODIES = [
+    # a key that is asked of all lanes
+    "self.w[int(sum(mp.everywhere(self.w).get(k, 0.5)))] += self.a[j]",
     # operands of one statement: the field is read, or the operation done, after its index and arguments
     AT_ONCE,
     "self.w[self.a[j]] += self.a[3]",

@@ -260,3 +260,37 @@ def test_a_matrix_whose_columns_are_accessed_is_by_column() -> None:
     plain = mp.plain(cls)
     plain.put(r=7, c=2, x=1.5)
     assert state_of(plain)["m"] == {(7, 2): 1.5}, "the row first, as users name places"
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        "self.w.dot(self.w)",
+        "row.dot(self.w)",
+        "row.without(self.w).total()",
+        "(row + self.w).total()",
+        "(self.w + self.w - self.w * 0.5 / 2.0).total()",
+    ],
+)
+def test_a_partial_field_is_given_to_operations_in_the_plain_class_too(returned: str) -> None:
+    cls = define(
+        f"""
+@mp.program(lanes=2)
+class P:
+    w: mp.Partial[mp.Vector]
+    m: mp.Partitioned[mp.Matrix]
+
+    def go(self, k: int, x: float) -> float:
+        row = self.m[k].copy()
+        self.m[k, 2] = x
+        self.m[k, 9] = x
+        self.w[2] = 3.0
+        self.w[k] += x
+        return {returned}
+"""
+    )
+    calls = [{"k": number % 3, "x": float(number)} for number in range(9)]
+    told = [each.value for each in LocalRun(graph(cls), slices=4).epoch([("go", call) for call in calls])]
+    plain = mp.plain(cls)
+    assert [plain.go(**call) for call in calls] == told
+    assert any(told)

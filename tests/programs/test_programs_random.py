@@ -23,19 +23,22 @@ class P:
     n: mp.Partitioned[mp.Matrix]
     lists: mp.Partitioned[mp.Map[int, list[int]]]
 
-    def go(self, k: int, j: int, xs: "array<long>", s: str) -> int:
+    def go(self, k: int, j: int, xs: "array<long>", s: str, us: list[int] = [1]) -> int:
         x = 0
         y = j
         zs: list[int] = [k]
 """
 OTHER = """
-    def other(self, k: int, j: int, xs: "array<long>", s: str) -> int:
+    def other(self, k: int, j: int, xs: "array<long>", s: str, us: list[int] = []) -> int:
         x = k
         y = 1
         zs: list[int] = []
 """
 HELPER = """
-    def _helper(self, p, q):
+    def _helper(self, p, q, seen=[]):
+        seen.append(p)
+        if len(seen) > 1:
+            return 9
         if p == 1:
             if q > 1:
                 return self.a[q + 1]
@@ -95,7 +98,7 @@ def expressions(draw: Any, depth: int = 2) -> str:
         f"self.t.get({draw(texts)}, {left})",
         f'int(self.t[{draw(texts)}] > {left} or "b" in s)',
         f"int(sum(self.d[{draw(keys)}])) + int(self.d[{draw(keys)}, 1])",
-        f"sum(zs) + len(self.lists.get({draw(keys)}, xs))",
+        f"sum(zs) + sum(us) + len(self.lists.get({draw(keys)}, xs))",
         f"int(sum(mp.everywhere(self.w).get({draw(names)}, 0.5)))",
         f"int(self.n[{left}, {draw(keys)}])",
         f"int(self.n[:, {draw(keys)}].total()) + len(self.n.column({draw(keys)}))",
@@ -110,11 +113,11 @@ def blocks(draw: Any, depth: int, indent: str, looping: bool = False) -> str:
 @st.composite
 def statements(draw: Any, depth: int, indent: str, looping: bool) -> str:
     value = draw(expressions())
-    form = draw(st.integers(0, 26 if depth == 0 else 31))
+    form = draw(st.integers(0, 28 if depth == 0 else 33))
     target = draw(st.sampled_from(["x", "y"]))
     key = draw(keys)
     inner = indent + "    "
-    if form <= 25:
+    if form <= 27:
         return (
             indent
             + [
@@ -144,24 +147,28 @@ def statements(draw: Any, depth: int, indent: str, looping: bool) -> str:
                 f"mp.everywhere(self.w).assign(mp.Vector([0.5, {value}]))",
                 f"self.n[{value}, {key}] += 1.5",
                 f"self.n[:, {key}].add([{value}, 0.5])",
+                f"us.append({value})",
+                f"us += [{value}]",
             ][form]
             + "\n"
         )
-    if form == 26:
+    if form == 28:
         return (
             indent + (draw(st.sampled_from(["break", "continue"])) if looping else f"return {value}") + "\n"
         )
-    if form <= 28:
+    if form <= 30:
         made = f"{indent}if {value} > {draw(st.integers(0, 2))}:\n{draw(blocks(depth - 1, inner, looping))}"
-        return made + (f"{indent}else:\n{draw(blocks(depth - 1, inner, looping))}" if form == 28 else "")
-    head = ["for y in xs:", "for x in range(2):", "for i, y in enumerate(xs):"][form - 29]
+        return made + (f"{indent}else:\n{draw(blocks(depth - 1, inner, looping))}" if form == 30 else "")
+    head = ["for y in xs:", "for x in range(2):", "for i, y in enumerate(xs):"][form - 31]
     return f"{indent}{head}\n{draw(blocks(depth - 1, inner, True))}"
 
 
 @st.composite
 def programs(draw: Any) -> str:
     """The text of a class: its methods may reject, as long as nothing was written."""
-    source = HEAD + draw(rejections()) + draw(blocks(2, "        ")) + "        return x + y + sum(zs)\n"
+    source = (
+        HEAD + draw(rejections()) + draw(blocks(2, "        ")) + "        return x + y + sum(zs) + len(us)\n"
+    )
     if draw(st.booleans()):
         source += (
             OTHER + draw(rejections()) + draw(blocks(1, "        ")) + "        return len(zs) + x - y\n"
@@ -193,12 +200,14 @@ def drawn_class(source: str, lanes: int) -> type:
 
 def drawn_call(cls: type, number: int, seed: int) -> Call:
     methods = [method.name for method in graph(cls).methods]
-    arguments = {
+    arguments: dict[str, Any] = {
         "k": (number + seed) % 4,
         "j": (number * 3 + seed) % 5,
         "xs": [(number + i) % 3 for i in range((number + seed) % 3)],
         "s": "abc"[(number * seed) % 3],
     }
+    if (number + seed) % 2:
+        arguments["us"] = [seed]
     return methods[number // 2 % len(methods)], arguments
 
 

@@ -24,6 +24,7 @@ class P:
     v: mp.Partial[mp.Vector]
     p: mp.Partial[mp.Matrix]
     lists: mp.Partitioned[mp.Map[int, list[int]]]
+    words: mp.Partial[mp.Map[str, int]]
 
     def go(self, k: int, s: str = ""):
 """
@@ -104,7 +105,18 @@ BODIES = [
     ("self.a[k] += by_renamed(s)", 0, "by_renamed uses np: a module is used as a value", "np.name"),
     ("self.a[k] += by_private(k)", 0, "by_private uses __mro__: it is private", "public"),
     # values that cannot travel
-    ("x = {k: 1}\n        self.a[k] += 1\n        self.b[s] += x[k]", 0, "cannot be told, or cannot travel", "say what it is"),
+    ("x = {k: 1}\n        self.a[k] += 1\n        self.b[s] += x[k]", 0, "x is a dict, which cannot travel", "take out of it"),
+    ("x = unchanged(s)\n        self.a[k] += 1\n        self.b[s] += len(x)", 0, "x is of a type that cannot be told", "as in x: int = ... or x: list[str] = ..."),
+    ("self.a[unchanged(k) + 1] += 1", 0, "(unchanged(k) + 1) is of a type that cannot be told", "name it first, and say what it is, as in n: int = unchanged(k) + 1,"),
+    ("for x in unchanged([k]):\n            self.a[x] += 1\n            self.b[s] += 1", 0, "unchanged([k]) is of a type that cannot be told", "n: list[str] = unchanged([k])"),
+    ("for x, y in unchanged([k]):\n            self.a[x] += y\n            self.b[s] += 1", 0, "[x for (x, y) in unchanged([k])] is of a type", "name it first"),
+    ("x = (k, s)\n        self.a[x[0]] += 1\n        self.b[x[1]] += 1", 0, "x is a tuple, which cannot travel", "take out of it before"),
+    ("x: dict[int, int] = {}\n        x.update({k: 1})\n        for y in sorted(x):\n            self.b[y] += 1", 3, "y is a long, and a key of b is a string", "one type"),
+    ("x = {}\n        x.update({k: 1})\n        for y in sorted(x):\n            self.a[y] += 1\n            self.b[s] += 1", 2, "sorted(x) is of a type that cannot be told", "list[str] = sorted(x)"),
+    ("row = self.m[k] if s else self.m[k + 1]\n        row[1] = 2", 0, "row and (self.m[k] if s else self.m[k + 1]) are the same vector", "row = (self.m[k] if s else self.m[k + 1]).copy()"),
+    ("for part in mp.everywhere(self.v).items():\n            for x, y in part:\n                self.a[x] += y", 0, "mp.everywhere(self.v).items(): what v gives there in each lane cannot travel", "[i], get, keys, values, array,"),
+    ("x = mp.everywhere(self.words).copy()\n        return len(x)", 0, "x: what words gives there in each lane cannot travel", "[key], get, keys, values"),
+    ("for part in mp.everywhere(self.words).items():\n            for x, y in part:\n                k = max(k, y)\n        return k", 0, "mp.everywhere(self.words).items(): what words gives there", "[key], get, keys, values"),
     ("x = {k}\n        self.a[k] += 1\n        self.b[s] += len(x)", 0, "is a set, which cannot travel", "lists"),
     ("x = k\n        if k > 1:\n            x = s\n        self.a[k] += 1\n        self.b[s] += len(x)", 2, "a long and then a string", "each"),
     ("if k > 1:\n            x = 1\n        self.a[k] += 1\n        self.b[s] += x", 1, "may have no value", "before"),
@@ -131,6 +143,9 @@ BODIES = [
     ("self.a[k] += later(k)", 0, "later is async", "plain"),
     ("self.a[k] += by_reject(k)", 0, "by_reject uses reject", "in a method"),
     ("self.a[k] += of_two_names(k) + other(k)", 0, "two functions are called of_two_names", "rename"),
+    ("self.a[k] += remembers(k)", 0, "'remembers' has a list for the default of seen", "numbers, strings, None"),
+    ("self.a[k] += calls_what_remembers(k)", 0, "'remembers' has a list for the default of seen", "in the function"),
+    ("self.a[k] += counts_itself(k)", 0, "sets counts_itself.seen, which lives on from call to call", "arguments"),
     # all else
     ("x = s._hidden", 0, "_hidden is private", "public"),
     ("try:\n            x = k\n        except* ValueError:\n            pass", 0, "except*", "plain"),
@@ -243,7 +258,22 @@ def other_of_two_names() -> Any:
     return of_two_names
 
 
+def remembers(n: int, seen: list[int] = []) -> float:  # noqa: B006 - what is refused
+    seen.append(n)
+    return 1.0 * len(seen)
+
+
+def calls_what_remembers(n: int) -> float:
+    return remembers(n)
+
+
+def counts_itself(n: int) -> float:
+    counts_itself.seen = n  # type: ignore[attr-defined]
+    return 1.0
+
+
 FUNCTIONS = [
+    remembers, calls_what_remembers, counts_itself,
     now, chance, unchanged, joined, letters, by_numpy_random, by_imported_random, by_imported_numpy, by_numpy_clock,
     by_dtype_clock, by_numpy_file, to_numpy_file, by_numpy_memory, by_numpy_inside, by_renamed, by_private, later, by_reject, of_two_names,
 ]  # fmt: skip
@@ -266,6 +296,15 @@ def test_bodies(body: str, offset: int, why: str, hint: str) -> None:
     assert error.value.file in error.value.message
     assert f"line {error.value.line}" in error.value.message
     assert error.value.method == "go"
+
+
+def test_what_a_helper_gives_is_told_as_it_is_written() -> None:
+    helper = "    def _given(self, n):\n        return unchanged(n)\n"
+    with pytest.raises(
+        BadProgram, match=r"line 13\): self._given\(k\) is of a type that cannot be told"
+    ) as error:
+        define(f"{HEAD}        self.a[self._given(k)] += self.b[s]\n\n{helper}", unchanged=unchanged)
+    assert "n: int = self._given(k)" in error.value.hint
 
 
 def test_a_method_of_too_many_ways() -> None:

@@ -25,7 +25,7 @@ from millpond.client import handing_out
 from millpond.client.link import Link
 from millpond.coordinator import passes
 from millpond.coordinator.passes import Passes
-from millpond.errors import BadOption, NotThePond, Unauthorised, Unavailable
+from millpond.errors import BadOption, MillpondError, NotThePond, Unauthorised, Unavailable
 from millpond.monitor.joining import way_to
 from millpond.wire import credentials, gate, handshake, tls
 from millpond.wire.authority import Authority, Bundle, server_name
@@ -36,6 +36,7 @@ from millpond.wire.credentials import Credentials, FileCredentials, write_pass
 from millpond.wire.epochs import Apply, Stage, Turn
 from millpond.wire.flight import FlightDialer
 from millpond.wire.house import Locate, Ping
+from millpond.wire.keyring import ContainerKeys
 from millpond.wire.passes import Certify, TaskPass
 from millpond.wire.roles import Role
 from millpond.wire.sockets import POND, SocketDirectory
@@ -46,6 +47,8 @@ pytestmark = pytest.mark.usefixtures("started_as_ever")
 ROWS = pa.table({"k": [1, 2], "t": [10, 20], "v": [5, 6]})
 NOT_LOOPBACK = "127.0.0.2"
 """On this machine alone, and not one of the addresses at which a pond does without TLS."""
+ISSUED: list[ContainerKeys] = []
+"""What the containers of the pond were given."""
 
 
 class Served(NamedTuple):
@@ -80,8 +83,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A pond that is reached by TLS, and whose containers are, too, as on other machines."""
     root = tmp_path_factory.mktemp("tls") / "pond"
     own = Passes.container
+
+    def issuing(self: Passes, number: int, term: Term) -> ContainerKeys:
+        ISSUED.append(own(self, number, term, "127.0.0.1"))
+        return ISSUED[-1]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Passes, "container", lambda self, number, term: own(self, number, term, "127.0.0.1"))
+        patch.setattr(Passes, "container", issuing)
         with mp.open(root, containers=2, threads=1, slices=8, host=NOT_LOOPBACK, port=0) as pond:
             state = pond.state("s", key="long", value="long")
             state.update(key="k", at="t", value="v", name="feed")(ROWS, 0)
@@ -649,11 +657,33 @@ def test_what_is_revoked_ends(served: Served, tmp_path: Path) -> None:
         assert answers(joined) == [5, 6, None]
 
 
+def test_an_incarnation_that_was_relieved_is_let_in_nowhere(served: Served) -> None:
+    """By the very certificate that it had, good for hours: not by its peers, nor by the pond."""
+    old, peer = served.pond.containers()
+    name = old.address.rpartition("/")[2]
+    bundle = next(keys.bundle for keys in reversed(ISSUED) if keys.name == name and keys.bundle is not None)
+    places = [peer.address, f"tls:{served.pond.address}/{POND}"]
+    for address in places:
+        with pytest.raises(MillpondError) as refused:
+            called(address, address.rpartition("/")[2], bundle)
+        assert "revoked" not in str(refused.value), "it comes in, and is told by its token"
+    os.kill(old.pid, 9)
+    assert settles(
+        lambda: [each.id for each in served.pond.containers() if each.pid != old.pid] == [0, 1], 60
+    )
+    for address in places:
+        assert settles(
+            lambda address=address: _is_revoked(lambda: called(address, address.rpartition("/")[2], bundle))
+        )
+    assert answers(served.pond) == [5, 6, None]
+    assert served.pond.containers()[1].pid == peer.pid
+
+
 def _is_revoked(ask: Callable[[], object]) -> bool:
     """Flight waits a while before it connects anew, and says so."""
     with pytest.raises((Unauthorised, Unavailable)) as caught:
         ask()
-    return isinstance(caught.value, Unauthorised)
+    return isinstance(caught.value, Unauthorised) and "revoked" in str(caught.value)
 
 
 def test_only_the_coordinator_certifies(served: Served) -> None:
@@ -717,14 +747,16 @@ def test_a_given_certificate(tmp_path: Path) -> None:
     assert not bundle.exists()
 
 
-def test_serve_with_a_given_certificate_prints_what_clients_need(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_given", [True, False], ids=["a given certificate", "a made one"])
+def test_serve_at_all_addresses_prints_what_clients_need(tmp_path: Path, is_given: bool) -> None:
     root = tmp_path / "pond"
     theirs = Authority().issue("coordinator", "ponds-example")
     certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
-    certificate.write_text(theirs.certificate)
-    key.write_text(theirs.key)
     options = ["serve", "--root", str(root), "--host", "0.0.0.0", "--slices", "1", "--threads", "1"]
-    options += ["--certificate", str(certificate), "--key", str(key)]
+    if is_given:
+        certificate.write_text(theirs.certificate)
+        key.write_text(theirs.key)
+        options += ["--certificate", str(certificate), "--key", str(key)]
     code = f"import sys; from millpond.cli import main; sys.argv = {['millpond', *options]!r}; main()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -738,8 +770,18 @@ def test_serve_with_a_given_certificate_prints_what_clients_need(tmp_path: Path)
             # By any address of the machine: it is not by its address that the pond is known.
             here = f"127.0.0.1:{address.rpartition(':')[2]}"
             shown = ssl.get_server_certificate(address_in(here), timeout=10)
-            assert shown.split() == theirs.certificate.split()
-            with mp.connect(here, token, certificate=root / "client.pem") as joined:
-                assert joined.states() == {}
+            assert (shown.split() == theirs.certificate.split()) == is_given
+            # With a copy, as on another machine.
+            bundle = tmp_path / "client.pem"
+            private.write_text(str(bundle), (root / "client.pem").read_text())
+            for each in (here, address):
+                with mp.connect(each, token, certificate=bundle) as joined:
+                    assert joined.states() == {}
+            # It is not enough to know the token, and another pond's bundle is none.
+            with pytest.raises(MillpondError, match="certificate"):
+                mp.connect(here, token)
+            private.write_text(str(bundle), Authority().issue("client").text())
+            with pytest.raises(MillpondError if is_given else NotThePond):
+                mp.connect(here, token, certificate=bundle)
         finally:
             server.terminate()

@@ -272,7 +272,12 @@ def main(where: Path, master: str, scenario: str) -> None:
     pond = mp.open(where / "pond", spark=session, hosting="spark", backups=backups, **sizes)
     watched = Watched(pond, where)
     told = SCENARIOS[scenario](session, watched)
-    grants = [path.read_text() for path in (where / "pond" / "grants").iterdir()]
+    grants = [
+        line
+        for path in (where / "pond" / "grants").iterdir()
+        for line in path.read_text().splitlines()
+        if len(line) > 40
+    ]
     pids = [info.pid for info in pond.containers()]
     pids += [line.arrived.pid for place in watched.hosting._places.values() for line in place.lines]
     if not local:

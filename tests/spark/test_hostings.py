@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import millpond as mp
 from millpond.coordinator import spark_cluster
-from millpond.coordinator.spark_cluster import Cluster
+from millpond.coordinator.spark_cluster import Cluster, Executor
 from millpond.errors import BadOption, FewTaskSlots, NoTaskSlots
 from millpond.pond.opening import Where
 
@@ -103,7 +103,8 @@ def test_what_would_leave_no_slot_is_told_at_open(spark: SparkSession, tmp_path:
 class Numbers(Cluster):
     """A cluster with given settings."""
 
-    def __init__(self, master: str, slots: int, **settings: str) -> None:
+    def __init__(self, master: str, slots: int, sizes: Sequence[int] = (), **settings: str) -> None:
+        self._sizes_of_executors = sizes
         self.context = SimpleNamespace(master=master)
         self._slots = slots
         self._settings = {key.replace("_", "."): value for key, value in settings.items()}
@@ -114,6 +115,9 @@ class Numbers(Cluster):
 
     def setting(self, key: str, default: str = "") -> str:
         return self._settings.get(key, default)
+
+    def executors(self) -> list[Executor]:
+        return [Executor(str(n), "here", size, size) for n, size in enumerate(self._sizes_of_executors)]
 
 
 def test_slots_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +141,64 @@ def test_slots_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         Numbers("local[1]", 1).check_slots(1, threads=1)
     assert "embedded" in raised.value.hint
     assert raised.value.hint.endswith("at least 1 more core")
+
+
+def test_a_container_takes_the_slots_of_one_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three executors of three cores have nine slots, and room for three containers of two threads."""
+    monkeypatch.setattr(spark_cluster, "SLOTS_S", 0.0)
+    there = "spark://there:7077"
+    nine = Numbers(there, 9, [3, 3, 3])
+    assert nine.check_slots(3, threads=2) == (9, 6)
+    assert nine.check_slots(8, threads=1) == (9, 8)
+    with pytest.raises(
+        NoTaskSlots, match=r"3 executors of 3 slots.*4 containers take 2 slots each"
+    ) as raised:
+        nine.check_slots(4, threads=2)
+    assert (raised.value.slots, raised.value.taken, raised.value.left) == (9, 8, 1)
+    assert "room for 3 of them" in str(raised.value)
+    assert "containers=3," in raised.value.hint
+    with pytest.raises(NoTaskSlots, match=r"executors of 3, 2 slots.*threads=4.*room for 0") as raised:
+        Numbers(there, 5, [2, 3]).check_slots(1, threads=4)
+    assert "threads=3 at most" in raised.value.hint
+    with pytest.raises(NoTaskSlots, match=r"one executor of 2 slots.*room for 0") as raised:
+        Numbers(there, 2, [2], spark_task_cpus="2").check_slots(1, threads=6)
+    assert "threads=4 at most" in raised.value.hint
+    twice = {"spark_speculation": "true", "spark_speculation_task_duration_threshold": "1s"}
+    assert Numbers(there, 12, [3] * 4, **twice).check_slots(2, threads=2) == (12, 8)
+    with pytest.raises(NoTaskSlots, match=r"second attempts.*room for 1 of them"):
+        Numbers(there, 9, [3, 3, 3], **twice).check_slots(2, threads=2)
+    with pytest.raises(NoTaskSlots, match="room for 2 of them") as raised:
+        Numbers(there, 4, [2, 2]).check_slots(3, threads=2)
+    assert "containers=1," in raised.value.hint, "and something is left for queries"
+    # Where Spark has not told of all executors, only the sum counts.
+    assert Numbers(there, 9, [3, 3]).check_slots(4, threads=2) == (9, 8)
+
+
+def test_containers_of_other_ponds_are_in_the_way_as_little_as_they_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spark_cluster, "SLOTS_S", 0.0)
+    ours = Numbers("spark://there:7077", 9, [3, 3, 3])
+    monkeypatch.setattr(Numbers, "held_by_others", 3)
+    assert ours.check_slots(2, threads=2) == (9, 7)  # they may be where one slot of three is left
+    monkeypatch.setattr(Numbers, "held_by_others", 4)
+    with pytest.raises(NoTaskSlots, match="room for 2 of them"):
+        ours.check_slots(3, threads=2)
+
+
+def test_executors_that_are_still_to_come_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_cluster, "SLOTS_S", 10.0)
+    monkeypatch.setattr(spark_cluster, "_SLOTS_PAUSE_S", 0.0)
+    waited = Numbers("spark://there:7077", 9, [2, 2, 5])
+    tries = iter([[3, 3, 3], [3, 3, 3]])
+    asked = waited.executors
+
+    def executors() -> list[Executor]:
+        waited._sizes_of_executors = next(tries, [4, 4, 4])
+        return asked()
+
+    monkeypatch.setattr(waited, "executors", executors)
+    assert waited.check_slots(4, threads=2) == (9, 8)
 
 
 def test_few_slots_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,7 +308,7 @@ RARE = ("a container that was relieved goes on", "a backup answers before its re
 ELASTIC: dict[str, tuple[int, list[Edit]]] = {
     # Two defences: one alone holds.
     "a container that was relieved goes on": (
-        207,
+        382,
         [
             Edit(
                 Lease,
@@ -316,12 +316,12 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
                 "return self._until_s is None or self._runtime.now() <= self._until_s",
                 "return True",
             ),
-            Edit(Holding, "check_seen", "if epochs > self.epochs:", "if False:"),
+            Edit(Holding, "check_seen", "if born in (0, own) and epochs > self.epochs:", "if False:"),
         ],
     ),
     # Two defences: one alone holds.
     "records that come before the copy are dropped": (
-        22,
+        25,
         [
             Edit(
                 BackupCore,
@@ -333,14 +333,14 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         ],
     ),
     "what was received counts as applied": (
-        3,
+        14,
         [
             Edit(Backups, "give_up", "self.catch_up(resident)", "pass"),
             Edit(BackupCore, "missing", "if not held.has_seen(writer, turn):", "if False:"),
         ],
     ),
     "a backup answers before its record is durable": (
-        175,
+        4,
         [
             Edit(
                 arrow_files,
@@ -355,7 +355,7 @@ ELASTIC: dict[str, tuple[int, list[Edit]]] = {
         [Edit(Placing, "_demote", "self.backups.take_in(slices, grounds)", "pass")],
     ),
     "a promotion forgets what was not known as decided": (
-        38,
+        3,
         [
             Edit(
                 Backups,

@@ -77,8 +77,8 @@ class Client:
         self._closed = False
         # How many questions at once, by resident and answers, where these have no fixed width.
         self._rows_max: dict[tuple[str, pa.Schema], int] = {}
-        # By resident, how many epochs are known to be visible.
-        self._seen: dict[str, int] = {}
+        # By resident, when it was born and how many of its epochs are known to be visible: both only grow.
+        self._seen: dict[str, tuple[int, int]] = {}
 
     @property
     def link(self) -> Link | None:
@@ -94,13 +94,15 @@ class Client:
         if isinstance(reply, ResidentProgress | Pinned | EpochCommitted):
             name: str = message.resident  # type: ignore[attr-defined]
             with self._lock:
-                self._seen[name] = max(reply.seen, self._seen.get(name, 0))
+                self._seen[name] = max((reply.born, reply.seen), self._seen.get(name, (0, 0)))
         return reply
 
     def _seeing(self, message: M) -> M:
         """The same, with what whoever answers it must have seen: what this client was told is there."""
-        seen = self._seen.get(message.resident, 0)
-        return replace(message, seen=seen) if seen > message.seen else message
+        known = self._seen.get(message.resident, (0, 0))
+        if known <= (message.born, message.seen):
+            return message
+        return replace(message, born=known[0], seen=known[1])
 
     def specs(self, kind: type[S]) -> dict[str, S]:
         """The residents of a kind by name."""
@@ -119,11 +121,11 @@ class Client:
         before = dict(self._seen)
         placement = self._located()
         with self._lock:
-            # One that was forgotten begins anew: but for what was learnt meanwhile, this is how many there are.
+            # Those that were forgotten are none any more: but for what was learnt meanwhile, these are all.
             since = {name: seen for name, seen in self._seen.items() if seen != before.get(name)}
             self._seen = {
                 **placement.seen,
-                **{n: max(seen, placement.seen.get(n, 0)) for n, seen in since.items()},
+                **{n: max(seen, placement.seen.get(n, (0, 0))) for n, seen in since.items()},
             }
             if self._placement is not None and self._placement.version > placement.version:
                 return self._placement

@@ -10,6 +10,7 @@ import ast
 import builtins
 import importlib
 import inspect
+import math
 import symtable
 import textwrap
 from collections.abc import Callable, Collection, Mapping
@@ -139,10 +140,50 @@ class _Captured:
             raise self._refuse(name, f"calls two functions of the name {name!r}")
         if name not in self.sources:
             tree = self._definition(function, name)
+            self._keep_defaults(function, tree, name)
             self.sources[name] = ast.unparse(tree)
-            for used in sorted(self._names_used(self.sources[name], name) - set(self.given)):
+            names_used = self._names_used(self.sources[name], name)
+            self._check_attributes(tree, names_used | {name}, name)
+            for used in sorted(names_used - set(self.given)):
                 self._resolve(function, used, name)
         return name
+
+    def _keep_defaults(self, function: FunctionType, tree: ast.stmt, name: str) -> None:
+        """Puts values that never change in the place of defaults; all others would live on from call to call."""
+        given = tree.value.args if isinstance(tree, ast.Assign) else tree.args  # type: ignore[attr-defined] # a lambda, or a function
+        plain = [*given.posonlyargs, *given.args]
+        values = dict(zip(reversed(plain), reversed(function.__defaults__ or ()), strict=False))
+        by_name = function.__kwdefaults__ or {}
+        values |= {
+            argument: by_name[argument.arg] for argument in given.kwonlyargs if argument.arg in by_name
+        }
+        instead = {argument.arg: expression_of(value) for argument, value in values.items()}
+        for argument, value in values.items():
+            if instead[argument.arg] is None:
+                raise BadRule(
+                    f"the {self.role} rule {name!r} has a {type(value).__name__} for the default of {argument.arg}",
+                    hint="let defaults be numbers, strings, None and tuples of these; make all else in the function",
+                    rule=name,
+                )
+        first = len(plain) - len(given.defaults)
+        given.defaults = [
+            unless_said(said, instead[argument.arg])
+            for argument, said in zip(plain[first:], given.defaults, strict=True)
+        ]
+        given.kw_defaults = [
+            said and unless_said(said, instead[argument.arg])
+            for argument, said in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+        ]
+
+    def _check_attributes(self, tree: ast.stmt, known: set[str], name: str) -> None:
+        """Functions and modules live on from call to call: nothing may be kept in them."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                base: ast.expr = node
+                while isinstance(base, ast.Attribute | ast.Subscript):
+                    base = base.value
+                if isinstance(base, ast.Name) and base.id in known:
+                    raise self._refuse(name, f"sets {ast.unparse(node)}, which lives on from call to call")
 
     def _resolve(self, function: FunctionType, used: str, name: str) -> None:
         """Keeps what a global name of the function stands for."""
@@ -268,3 +309,32 @@ class _Captured:
                 if is_global and symbol.is_referenced():
                     used.add(name_used)
         return used - {name}
+
+
+def expression_of(value: Any) -> ast.expr | None:
+    """An expression for a value that never changes; None if it is none that a default may be."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, tuple):
+        parts = [expression_of(part) for part in value]
+        return None if None in parts else ast.Tuple([part for part in parts if part], ast.Load())
+    if type(value) is float and not math.isfinite(value):
+        return ast.Call(ast.Name("float", ast.Load()), [ast.Constant(str(value))], [])
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return ast.Constant(value)
+    name = getattr(value, "__name__", "")
+    return ast.Name(name, ast.Load()) if name and getattr(builtins, name, None) is value else None
+
+
+def unless_said(said: ast.expr, value: ast.expr | None) -> ast.expr:
+    """A default as it was written, if that says all: else its value, as what it was made of would not be there.
+
+    ValueError if there is none.
+    """
+    try:
+        ast.literal_eval(said)
+    except ValueError:
+        if value is None:
+            raise
+        return value
+    return said

@@ -151,10 +151,19 @@ class BackupCore(Core):
     def await_copies(
         self, order: int, residents: Collection[ResidentId], slices: Collection[SliceId]
     ) -> None:
-        """The copies of these that come by that order count, and no others. Until then nothing is applied."""
+        """The copies of these that come by that order count, and no others. Until then nothing is applied.
+
+        `residents` are all that there were once slices had been enlisted. Of another that was heard of by then, no epoch had
+        begun: all that it ever has comes as records, and nothing is to be copied.
+        """
         with self._lock:
             known = [holding for holding in self.holdings.values() if holding.resident.id in residents]
             self._await(known, slices, order)
+            self._uncopied = {
+                (each, number): awaited
+                for (each, number), awaited in self._uncopied.items()
+                if awaited != _NONE_YET or each in residents or number not in slices
+            }
 
     def _await(self, holdings: Collection[Holding[Any]], slices: Collection[SliceId], order: int) -> None:
         for holding in holdings:

@@ -245,7 +245,7 @@ class ContainerService:
         """What a question is about, if nobody else may know more of it."""
         self._lease.check()
         holding = self.core.holding(message.resident)
-        holding.check_seen(message.seen)
+        holding.check_seen(message.born, message.seen)
         return holding
 
     def beat(self) -> None:

@@ -155,9 +155,7 @@ class Commits:
             record = self._memory.record
             if updates.begin_epoch(record, message).replayed:
                 self.replayed += 1
-                return replace(
-                    updates.replay_epoch(record, message), seen=self.seen().get(message.resident, 0)
-                )
+                return self._seen_with(updates.replay_epoch(record, message), message.resident)
             updates.check_epoch(record, message)
             commit = self._begin(message)
             self._drive(commit, until_decided=message.early)
@@ -168,7 +166,11 @@ class Commits:
             unseen = self._unseen.get(message.resident)
             if unseen is not None:
                 self._show_later(unseen)
-            return replace(commit.committed, seen=self.seen().get(message.resident, 0))
+            return self._seen_with(commit.committed, message.resident)
+
+    def _seen_with(self, committed: EpochCommitted, name: str) -> EpochCommitted:
+        born, seen = self.seen().get(name, (0, 0))
+        return replace(committed, born=born, seen=seen)
 
     def await_visible(self, name: str) -> None:
         """Waits for an epoch that was answered early, for so long after its decision. Not while the memory is locked."""
@@ -205,11 +207,11 @@ class Commits:
                 self._idleness.silent_s(resident, self._runtime.now()),
             )
 
-    def seen(self) -> dict[str, int]:
-        """How many epochs of each resident are visible: one at a time is decided and not yet."""
+    def seen(self) -> dict[str, tuple[int, int]]:
+        """When each resident was born, and how many epochs of it are visible: one at a time is decided and not yet."""
         with self._memory.lock:
             residents = self._memory.record.residents.items()
-            return {name: each.epochs - (name in self._unseen) for name, each in residents}
+            return {name: (each.born, each.epochs - (name in self._unseen)) for name, each in residents}
 
     def tell_progress(self, name: str) -> None:
         published = self.progress(name)

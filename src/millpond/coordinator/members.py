@@ -49,6 +49,13 @@ class Members:
         member = self.members.get(container)
         return member is not None and member.serving and member.term == term
 
+    def has_ended(self, container: int, term: Term) -> bool:
+        """Whether that incarnation serves no more; one that has not served yet has not."""
+        member = self.members.get(container)
+        if member is None or member.term > term:
+            return True
+        return member.term == term and not member.serving
+
     @property
     def serving(self) -> dict[int, Term]:
         """The incarnations that serve."""

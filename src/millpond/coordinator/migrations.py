@@ -28,6 +28,10 @@ PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """How long epochs may be waited for before slices switch, while others wait: longer each time."""
 LOOK_S = 0.01
 COPIED_AT_ONCE = 8
+ENTRY_S_MAX = 0.5
+"""Where the journal takes longer for an entry, no epochs are made to wait for one more."""
+JOURNAL_TRIED_S = 1.0
+"""An entry that is older than this does not tell how quick the journal's disk is now."""
 
 
 class Watch:
@@ -214,14 +218,26 @@ class Migrations:
         deadline = self._runtime.now() + CATCH_UP_S_MAX
         while True:
             busy = self._busy(source, target, LOOK_S)
-            if not busy:
+            if not busy and self._is_journal_quick():
                 return
             if self._runtime.now() > deadline:
-                raise Unavailable(
-                    f"container {busy[0]} writes down or rebuilds what it has for long", address=""
+                why = (
+                    f"container {busy[0]} writes down or rebuilds what it has for long"
+                    if busy
+                    else f"the disk of the journal is slow: an entry takes {self._memory.write_s:.1f} s"
                 )
+                raise Unavailable(why, address="")
             watch.reaches("catching up")
-            self._runtime.sleep(LOOK_S)
+            # Of the journal nothing is known before the next entry.
+            self._runtime.sleep(LOOK_S if busy else JOURNAL_TRIED_S)
+
+    def _is_journal_quick(self) -> bool:
+        """Whether an entry is written as soon as slices may switch; epochs wait for it, and nobody can break it off."""
+        try:
+            self._memory.try_disk(JOURNAL_TRIED_S)
+        except OSError as error:
+            raise self._memory.not_written(error) from None
+        return self._memory.write_s <= ENTRY_S_MAX
 
     def _busy(self, source: int, target: int, quiet_s: float, seconds_max: float = LONG_CALL_S) -> list[int]:
         """Those that are at such work; the others begin none for so many seconds."""
@@ -256,6 +272,8 @@ class Migrations:
                 return None
             # What was decided meanwhile is applied, too: it may be long, and then nobody is ended for it.
             if not self._are_ready_soon(source, target, quiet_until_s - started):
+                return None
+            if self._memory.write_s > ENTRY_S_MAX:
                 return None
             switch = Switch(source, {target: slices}, live=True)
             self._slices.drive(switch, until=Phase.CONFIRM)

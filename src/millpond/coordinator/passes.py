@@ -12,7 +12,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -58,8 +58,9 @@ class Passes:
         self._lock = threading.Lock()
         self._gate: TlsGate | None = None
         self._serials: list[str] = []
-        self._revoked: list[str] = []
-        # Containers that are reached by TLS: the name and when its certificate was issued.
+        # By serial, when the certificate runs out: then nobody need know that it is revoked.
+        self._revoked: dict[str, float] = {}
+        # Containers that are reached by TLS.
         self._certified: dict[int, _Certified] = {}
         self._tasks_at = self._gate_at = 0.0
         self._renew_tasks()
@@ -82,14 +83,19 @@ class Passes:
         return _Issued(self.authority, "client", "", token=self.keyring.token)
 
     def container(self, container: int, term: Term, host: str = "") -> ContainerKeys:
-        """For a container that is to start in that term; where there is a `host`, it listens there by TLS."""
+        """For a container that is to start in that term; where there is a `host`, it listens there by TLS.
+
+        What its incarnations before had to show is good for nothing any more: one that was stopped may wake up.
+        """
         name = container_name(container, term)
         accepted = self.keyring.accepted()
+        with self._lock:
+            self._revoke_container(container)
         if not host:
             return ContainerKeys(name, accepted, self.keyring.container)
         bundle = self.authority.issue("container", name)
         with self._lock:
-            self._certified[container] = _Certified(name, time.monotonic())
+            self._certified[container] = _Certified(name, term, time.monotonic(), (bundle.serial,))
             revoked = tuple(self._revoked)
         return ContainerKeys(name, accepted, self.keyring.container, bundle, host, revoked)
 
@@ -119,20 +125,39 @@ class Passes:
     def revoke(self, tell: Tell) -> None:
         """Issues the bundles of clients anew. By those that there were, nobody comes in any more, and connections end."""
         with self._lock:
-            self._revoked += self._serials
-            self._serials = []
+            serials, self._serials = self._serials, []
             if self._gate is not None:
                 self._issue_bundles()
-                self._gate.revoke(frozenset(self._revoked))
-            for container, certified in self._certified.items():
-                self._certified[container] = certified._replace(at=-math.inf)
+            self._revoke(serials, LIFE_S["client"])
         self._certify_due(tell)
+
+    def _revoke(self, serials: Sequence[str], life_s: float) -> None:
+        """At the pond's own address at once, at containers with their next certificate, which is due."""
+        until_s = time.monotonic() + life_s
+        self._revoked |= dict.fromkeys(serials, until_s)
+        if self._gate is not None:
+            self._gate.revoke(frozenset(self._revoked))
+        for container, certified in self._certified.items():
+            self._certified[container] = certified._replace(at=-math.inf)
+
+    def _revoke_container(self, container: int) -> None:
+        certified = self._certified.pop(container, None)
+        if certified is not None:
+            self._revoke(certified.serials, LIFE_S["container"])
 
     # Upkeep
 
-    def maintain(self, tell: Tell) -> None:
-        """Renews what is due; a container that does not answer gets its certificate another time."""
+    def maintain(self, tell: Tell, has_ended: Callable[[int, Term], bool]) -> None:
+        """Renews what is due; a container that does not answer gets its certificate another time.
+
+        Whatever that incarnation of a container had to show that serves no more is revoked.
+        """
         now = time.monotonic()
+        with self._lock:
+            for container, certified in list(self._certified.items()):
+                if has_ended(container, certified.term):
+                    self._revoke_container(container)
+            self._revoked = {serial: until_s for serial, until_s in self._revoked.items() if now < until_s}
         if now > self._tasks_at + TASKS_RENEWED_S:
             self._renew_tasks()
         if self._gate is not None and now > self._gate_at + LIFE_S["client"] * RENEWED_AT:
@@ -148,6 +173,8 @@ class Passes:
             if now > certified.at + renewed_s:
                 # One that does not answer gets another a while later, not at every turn.
                 with self._lock:
+                    if self._certified.get(container) is not certified:
+                        continue
                     self._certified[container] = certified._replace(at=now - renewed_s + TRIED_AGAIN_S)
                 with suppress(MillpondError):
                     self._certify(container, tell)
@@ -158,13 +185,17 @@ class Passes:
 
     def _certify(self, container: int, tell: Tell) -> None:
         with self._lock:
-            certified = self._certified[container]
+            certified = self._certified.get(container)
+            if certified is None:
+                return
             bundle = self.authority.issue("container", certified.name)
+            certified = certified._replace(serials=(*certified.serials, bundle.serial))
+            self._certified[container] = certified
             revoked = tuple(self._revoked)
         tell(container, Certify(bundle, revoked))
         with self._lock:
-            if self._certified[container] is certified:
-                self._certified[container] = _Certified(certified.name, time.monotonic())
+            if self._certified.get(container) is certified:
+                self._certified[container] = certified._replace(at=time.monotonic())
 
     def close(self) -> None:
         for name in (TASKS, *BUNDLES):
@@ -173,8 +204,12 @@ class Passes:
 
 
 class _Certified(NamedTuple):
+    """What a container is called, when its certificate was issued, and the serials of all that it was given."""
+
     name: str
+    term: Term
     at: float
+    serials: tuple[str, ...]
 
 
 class Front:

@@ -42,7 +42,7 @@ from millpond.errors import (
     not_trusted,
 )
 from millpond.runtime import Runtime, Serial
-from millpond.wire.base import Call, Done, Message, R, SliceId
+from millpond.wire.base import Call, Done, Message, R, SliceId, Term
 from millpond.wire.connection import Answer, Dialer, SlicedBatch
 from millpond.wire.epochs import AskTurns, BeginEpoch, CommitEpoch, EpochCommitted, HandedOver
 from millpond.wire.figures import AskMetrics, AskSlice, MoveFigures, PondMetrics
@@ -340,6 +340,9 @@ class CoordinatorService:
             self._slices.threads = threads
             self._ask_all(SetThreads(threads))
 
+    def has_ended(self, container: int, term: Term) -> bool:
+        return self._containers.members.has_ended(container, term)
+
     def tell(self, container: int, message: Call[R]) -> R:
         """Asks a container something that is about its process, and nothing that it holds."""
         return self._containers.ask(container, message)
@@ -514,7 +517,7 @@ class CoordinatorService:
             before = self._record
             progress = self._commits.progress(message.resident)
             record, pinned = fetches.pin(before, message, progress.update)
-            pinned = replace(pinned, seen=progress.seen)
+            pinned = replace(pinned, seen=progress.seen, born=progress.born)
             if record is not before:
                 self._memory.write(record)
         pinned = replace(pinned, landmark=self._slices.landmark)

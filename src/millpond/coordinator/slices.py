@@ -194,7 +194,7 @@ class Slices:
             code = {
                 number
                 for known in record.residents.values()
-                if known.spec.runs_code
+                if known.spec.replays_code
                 for number in known.spec.places(record.slices)
             }
             # Nor does user code, from a log that has to run again: who had it runs it.

@@ -10,7 +10,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -35,9 +35,12 @@ class Slots(NamedTuple):
 
 
 class Executor(NamedTuple):
+    """`free` of its `slots` run nothing now."""
+
     id: str
     host: str
     free: int
+    slots: int
 
 
 class Cluster:
@@ -99,18 +102,59 @@ class Cluster:
         return max(1, math.ceil(threads / self.task_cpus))
 
     def check_slots(self, containers: int, threads: int, patience_s: float | None = None) -> Slots:
-        """NoTaskSlots if nothing would be left for queries. Executors that are still to come are waited for."""
+        """NoTaskSlots if nothing would be left for queries, or a container would find nowhere as many slots as it takes.
+
+        Executors that are still to come are waited for.
+        """
         each = self.slots_of(threads)
-        own = containers * each * (2 if self.speculates else 1)
-        taken = own + self.held_by_others
+        tasks = containers * (2 if self.speculates else 1)
+        own = tasks * each
+        others = self.held_by_others
         deadline = time.monotonic() + (SLOTS_S if patience_s is None else patience_s)
-        while (slots := Slots(self._total_slots(), taken)).left < max(1, containers):
+        while True:
+            slots = Slots(self._total_slots(), own + others)
+            sizes = self._sizes(slots.total) if each > 1 else []
+            fitting = fitting_tasks(sizes, each, others) if sizes else tasks
+            if slots.left >= max(1, containers) and fitting >= tasks:
+                return slots
             if time.monotonic() > deadline or self.is_local:
                 break
             time.sleep(_SLOTS_PAUSE_S)
+        if fitting < tasks:
+            raise self._no_executors(slots, containers, threads, each, sizes, fitting)
         if slots.left < 1:
             raise self._no_slots(slots, containers, each, own)
         return slots
+
+    def _sizes(self, total: int) -> list[int]:
+        """How many slots each executor has; nothing where Spark does not tell of all."""
+        sizes = [executor.slots for executor in self.executors()]
+        return sizes if sum(sizes) >= total else []
+
+    def _no_executors(
+        self, slots: Slots, containers: int, threads: int, each: int, sizes: list[int], fitting: int
+    ) -> NoTaskSlots:
+        """The slots may be enough, but lie on too many executors: a task runs on one."""
+        most = max(sizes)
+        have = (
+            f"{len(sizes)} executors of {most} slots" if len(sizes) > 1 else f"one executor of {most} slots"
+        )
+        if len(set(sizes)) > 1:
+            have = f"executors of {', '.join(map(str, sorted(sizes, reverse=True)))} slots"
+        twice = ", and for their second attempts (spark.speculation)" * self.speculates
+        doubled = 2 if self.speculates else 1
+        room = fitting // doubled
+        others = slots.taken - containers * each * doubled
+        fewer = min(room, (slots.total - others - 1) // (each * doubled))
+        hint = f"take containers={fewer}" if fewer > 0 else f"take threads={most * self.task_cpus} at most"
+        return NoTaskSlots(
+            f"Spark has {have} ({self.context.master}): {containers} containers take {each} slots each, for"
+            f" threads={threads}, of one executor{twice}, and there is room for {room} of them",
+            hint=f"{hint}, or give executors more cores (spark.executor.cores)",
+            slots=slots.total,
+            taken=slots.taken,
+            left=slots.left,
+        )
 
     def _no_slots(self, slots: Slots, containers: int, each: int, own: int) -> NoTaskSlots:
         a_container = "one" if each == 1 else f"{each}, for its threads,"
@@ -153,7 +197,7 @@ class Cluster:
                 host = str(summary.hostPort()).rpartition(":")[0]
                 free = summary.maxTasks() - summary.activeTasks()
                 if summary.id() != "driver" and not self.is_leaving(summary.id()):
-                    found.append(Executor(summary.id(), host, free))
+                    found.append(Executor(summary.id(), host, free, summary.maxTasks()))
         return found
 
     def is_leaving(self, executor: str) -> bool:
@@ -230,6 +274,16 @@ class Cluster:
             return self.context._jsc is None or bool(self._spark.isStopped())
         except Exception:  # noqa: BLE001 - of Py4J, for a gateway that is gone
             return True
+
+
+def fitting_tasks(sizes: Sequence[int], each: int, others: int) -> int:
+    """For how many tasks of `each` slots executors of these sizes have room at most, beside `others`.
+
+    Others are taken to be where they are least in the way, for all that anyone knows.
+    """
+    left_over = sum(size % each for size in sizes)
+    in_the_way = math.ceil(max(0, others - left_over) / each)
+    return max(0, sum(size // each for size in sizes) - in_the_way)
 
 
 def choose(executors: list[Executor], containers: Mapping[str, int]) -> Executor | None:

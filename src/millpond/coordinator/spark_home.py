@@ -1,7 +1,7 @@
 """Where Spark tasks that keep containers dial home to: a port of the driver's, at the address that executors know it by.
 
-Nothing that a stranger sends goes further than TLS and one message of 4 KiB, and of strangers only so many are heard at a
-time.
+Nothing that a stranger sends goes further than the handshake of TLS, in which it has no certificate to show, and of strangers
+only so many are heard at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from millpond.errors import BadMessage, BadOption
-from millpond.wire.home import ARRIVED_BYTES_MAX, Arrived, Certificate, Line, Message
+from millpond.wire.home import ARRIVED_BYTES_MAX, Arrived, Door, Grant, Line, Message
 
 PENDING_MAX = 64
 HANDSHAKE_S = 10.0
@@ -60,7 +60,7 @@ class Home:
 
     def __init__(self, bind: str, host: str, visits: Visits) -> None:
         self._visits = visits
-        self._certificate = Certificate()
+        self._door = Door()
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         try:
             self._listener = socket.create_server((bind.strip("[]"), 0), family=family, backlog=PENDING_MAX)
@@ -81,10 +81,9 @@ class Home:
         self._thread = threading.Thread(target=self._run, name="millpond-home", daemon=True)
         self._thread.start()
 
-    @property
-    def certificate(self) -> str:
-        """For all to see."""
-        return self._certificate.pem
+    def grant(self) -> Grant:
+        """For the attempts of one task."""
+        return self._door.grant()
 
     def close(self) -> None:
         """Hangs up on all."""
@@ -158,7 +157,7 @@ class Home:
                 transport, _ = await self._loop.connect_accepted_socket(
                     lambda: protocol,
                     connection,
-                    ssl=self._certificate.context,
+                    ssl=self._door.context,
                     ssl_handshake_timeout=HANDSHAKE_S,
                 )
                 line = Line(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop))

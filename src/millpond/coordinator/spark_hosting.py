@@ -39,7 +39,7 @@ from millpond.coordinator.spark_home import Home, TaskLine
 from millpond.coordinator.spark_task import NOT_AT_HOME, ROOT_UNSEEN, ContainerTask, Outcome
 from millpond.errors import ContainerFailed, MillpondError, RootUnseen, error_named
 from millpond.wire.base import Term
-from millpond.wire.home import LEASE_S, Busy, End, Ended, Greeted, Leave, Message, Start
+from millpond.wire.home import LEASE_S, Busy, End, Ended, Grant, Greeted, Leave, Message, Start
 from millpond.wire.keyring import ContainerKeys
 from millpond.wire.sockets import machine
 
@@ -232,10 +232,10 @@ class SparkHosting:
                 others = [other.executor for other in self._places.values() if other is not place]
             executor = choose(executors, Counter(others))
             place.executor = "" if executor is None else executor.id
-        job = _Job(place.container, os.path.join(self._grants, secrets.token_hex(8)))
+        job = _Job(place.container, os.path.join(self._grants, secrets.token_hex(8)), self._home.grant())
         with self._changed:
             self._check_open(place.container)
-            private.write_text(job.grant_path, job.grant)
+            private.write_text(job.grant_path, job.grant.text())
             place.job = job
             self._jobs = [known for known in self._jobs if not known.ended] + [job]
         work = partial(self._run_job, place, job, executor)
@@ -244,7 +244,7 @@ class SparkHosting:
 
     def _run_job(self, place: _Place, job: _Job, executor: Executor | None) -> None:
         home = self._home
-        task = ContainerTask(home.host, home.port, home.certificate, job.grant_path, self._sockets)
+        task = ContainerTask(home.host, home.port, job.grant_path, self._sockets)
         description = f"container {place.container} of the pond at {self._root}"
         error: MillpondError | None = None
         try:
@@ -332,7 +332,7 @@ class SparkHosting:
         with self._changed:
             for place in self._places.values():
                 job = place.job
-                if job is not None and compare_digest(job.grant.encode(), line.arrived.grant.encode()):
+                if job is not None and compare_digest(job.grant.word.encode(), line.arrived.grant.encode()):
                     job.has_come = True
                     if self._stopping:
                         line.send(Leave())
@@ -415,9 +415,9 @@ class SparkHosting:
 class _Job:
     """A Spark job of one task. Its attempts show the grant, which they find in a file."""
 
-    def __init__(self, container: int, grant_path: str) -> None:
+    def __init__(self, container: int, grant_path: str, grant: Grant) -> None:
         self.group = f"millpond-container-{container}-{os.path.basename(grant_path)}"
-        self.grant = secrets.token_hex(32)
+        self.grant = grant
         self.grant_path = grant_path
         self.has_come = False
         self.ended = False

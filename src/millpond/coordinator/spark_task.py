@@ -1,7 +1,7 @@
 """What runs inside a Spark task that keeps a container: a process of its own, and a line home to the driver.
 
 The task holds a slot of the cluster's and runs in it whatever the driver says over the line, one container process after
-another. It is plain data, without a secret: the grant by which the driver knows it is in a private file under the root,
+another. It is plain data, without a secret: the grant by which the driver knows it, and it the driver, is in a private file under the root,
 so that a machine that does not see the root is found out before anything else.
 """
 
@@ -21,7 +21,8 @@ from millpond import private
 from millpond.container.printing import log_path
 from millpond.coordinator.hosting import EXIT_TIMEOUT_S, STOP_TIMEOUT_S, Child, command_of, environment_of
 from millpond.durable import crashpoints
-from millpond.wire.home import TICK_S, Arrived, Busy, End, Ended, Greeted, Leave, Line, Start, trusting
+from millpond.wire.authority import server_name
+from millpond.wire.home import HOME, TICK_S, Arrived, Busy, End, Ended, Grant, Greeted, Leave, Line, Start
 from millpond.wire.sockets import machine
 
 DIAL_S = 15.0
@@ -49,7 +50,6 @@ class ContainerTask:
 
     host: str
     port: int
-    certificate: str
     grant_path: str
     sockets: str
     """The directory of the pond's sockets, where the driver runs."""
@@ -57,7 +57,7 @@ class ContainerTask:
     def __call__(self, _: object) -> tuple[str, str, str]:
         here = socket.gethostname()
         try:
-            grant = private.read_text(self.grant_path)
+            grant = Grant.parse(private.read_text(self.grant_path))
         except OSError as error:
             return Outcome(ROOT_UNSEEN, here, error.strerror or str(error))
         return asyncio.run(_Keeper(self, grant, here).run())
@@ -71,7 +71,7 @@ def _attempt() -> int:
 
 
 class _Keeper:
-    def __init__(self, task: ContainerTask, grant: str, host: str) -> None:
+    def __init__(self, task: ContainerTask, grant: Grant, host: str) -> None:
         self._task = task
         self._grant = grant
         self._host = host
@@ -90,7 +90,8 @@ class _Keeper:
             why = f"{self._task.host}:{self._task.port}: {error.strerror or 'it does not answer'}"
             return Outcome(NOT_AT_HOME, self._host, why)
         where = machine(self._task.sockets)
-        self._line.send(Arrived(self._grant, self._host, where, str(self._parent), os.getpid(), _attempt()))
+        word = self._grant.word
+        self._line.send(Arrived(word, self._host, where, str(self._parent), os.getpid(), _attempt()))
         watching = asyncio.create_task(self._watch_parent())
         listening = asyncio.create_task(self._listen())
         try:
@@ -105,11 +106,15 @@ class _Keeper:
     async def _dialled(self) -> Line:
         """Home; a driver that has much to do is given its time."""
         deadline = time.monotonic() + DIAL_S
-        trusted = trusting(self._task.certificate)
+        # It speaks with the holder of that name's key, at whatever address, and nobody else.
+        host, port = self._task.host, self._task.port
+        shown = self._grant.bundle.connecting(to_pond=False)
         while True:
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    streams = await asyncio.open_connection(self._task.host, self._task.port, ssl=trusted)
+                    streams = await asyncio.open_connection(
+                        host, port, ssl=shown, server_hostname=server_name(HOME)
+                    )
                 return Line.patient(*streams)
             except OSError:
                 if time.monotonic() + DIAL_PAUSE_S > deadline:

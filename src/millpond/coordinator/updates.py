@@ -339,6 +339,7 @@ def progress(
         # One at a time is decided and not yet visible.
         seen=max(0, resident.epochs - bool(held_back)),
         pending=bool(held_back),
+        born=resident.born,
     )
 
 

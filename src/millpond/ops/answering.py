@@ -151,7 +151,7 @@ class Answering:
         waited = None
         if pinned.previous is not None:
             waited = Waited.of(rows.listed(pinned.previous, pinned.token), like)
-        asking = self._asking.seeing(pinned.seen)
+        asking = self._asking.seeing(pinned)
         one_pass = OnePass(link, asking, sight, place, turn, frame, waited, like.sparkSession, schema)
         token, reports = one_pass.through(lambda answers: self._to(answers, turn.number))
         if pinned.update == math.inf and self._delay is None and pinned.late_below == -math.inf:
@@ -201,7 +201,7 @@ class Answering:
             rows.list_files(turn, token, "", rows.keep(turn, token, waiting.to_batches()))
             first = asking.questions(waiting, "")
             left = Left(len(waiting), asking.first_time(first.lowest), token, first.digest)
-        self._to(asking.seeing(pinned.seen).answer(self._client, timely.take(ready)), epoch)
+        self._to(asking.seeing(pinned).answer(self._client, timely.take(ready)), epoch)
         self._end(query, turn, left, seen, delay)
         rows.remove_before(pinned.oldest, turn)
 

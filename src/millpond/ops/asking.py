@@ -19,6 +19,7 @@ from millpond.stores.readiness import check_not_below, lowest_asked, positions, 
 from millpond.stores.rows import digest_rows
 from millpond.stores.versioned import result_schema
 from millpond.times import Progress, TimeKind
+from millpond.wire.questions import Pinned, ResidentProgress
 from millpond.wire.states import Question, StateSpec
 
 DIGESTS = 1 << 63
@@ -102,15 +103,15 @@ class Asking:
                 hint="give each answer a name of its own",
                 option="into",
             )
-        self.seen = 0
-        """How many of the State's epochs whoever answers must have; U is theirs."""
+        self.seen = 0, 0
+        """Which State it is, by when it was born, and how many of its epochs whoever answers must have; U is theirs."""
         self.low: str | None = None if between is None else between[0]
         self.high = check_column_name(at, "at") if between is None else between[1]
 
-    def seeing(self, seen: int) -> Asking:
-        """The same, answered only by who has so many of the State's epochs: not by one that missed the last of them."""
+    def seeing(self, told: ResidentProgress | Pinned) -> Asking:
+        """The same, answered only by who has the State's epochs that U rests on: not by one that missed the last of them."""
         other = copy(self)
-        other.seen = seen
+        other.seen = told.born, told.seen
         return other
 
     @property
@@ -174,7 +175,10 @@ class Asking:
                 )
             ]
         assert self.rule.name != "paths"
-        message = Question(self.state, self.rule.name, self.rule.code, self.rule.returns, seen=self.seen)
+        born, seen = self.seen
+        message = Question(
+            self.state, self.rule.name, self.rule.code, self.rule.returns, born=born, seen=seen
+        )
         asked, longs = self.shape.questions, [questions.highs]
         if questions.lows is not None:
             asked, longs = self.shape.ranged_questions, [questions.highs, questions.lows]

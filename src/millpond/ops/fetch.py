@@ -116,7 +116,7 @@ class Fetch:
         table = as_table(table)
         asking.check_into(table.column_names)
         progress: ResidentProgress = self._client.call(AskProgress(asking.state))
-        asking = asking.seeing(progress.seen)
+        asking = asking.seeing(progress)
         questions = asking.questions(table, progress.time_kind)
         questions.check_not_below(progress.fetch, asking.rule, asking.spec)
         ready = questions.ready(progress.update, self._committed)
@@ -135,7 +135,7 @@ class Fetch:
         asking = self._asking
         frames.check_questions(frame, asking)
         progress: ResidentProgress = self._client.call(AskProgress(asking.state))
-        asking = asking.seeing(progress.seen)
+        asking = asking.seeing(progress)
         frames.check_kinds(frame.schema, asking, progress.time_kind)
         high = frames.micros(frame.schema, asking.high)
         low = None if asking.low is None else frames.micros(frame.schema, asking.low)

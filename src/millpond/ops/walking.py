@@ -78,7 +78,7 @@ class Walker:
         lows: NDArray[np.int64] | None,
         highs: NDArray[np.int64],
         kind: TimeKind,
-        seen: int = 0,
+        seen: tuple[int, int] = (0, 0),
     ) -> pa.ChunkedArray:
         """The paths of each row by edges of low < time <= high, and not older than the walk says."""
         lives = self._spec.compact.span
@@ -94,7 +94,7 @@ class Walker:
             check_not_below(int(highs.min()), progress.fetch, kind)
         return pa.chunked_array(chunks, self.answers.field(0).type)
 
-    def _chunks(self, client: Client, rows: _Rows, seen: int) -> list[pa.Array]:
+    def _chunks(self, client: Client, rows: _Rows, seen: tuple[int, int]) -> list[pa.Array]:
         """In halves, where all at once would look at too many edges."""
         try:
             return _Walking(client, self._spec, self._walk, self.vertex, seen).run(rows)
@@ -188,7 +188,14 @@ class _Edges:
 class _Walking:
     """One walk for all rows: the vertices it has met, as numbers, and their edges."""
 
-    def __init__(self, client: Client, spec: StateSpec, walk: Walk, vertex: pa.Schema, seen: int = 0) -> None:
+    def __init__(
+        self,
+        client: Client,
+        spec: StateSpec,
+        walk: Walk,
+        vertex: pa.Schema,
+        seen: tuple[int, int] = (0, 0),
+    ) -> None:
         self._client = client
         self._seen = seen
         self._spec = spec
@@ -247,7 +254,7 @@ class _Walking:
         asked, longs = shape.questions, [np.full(len(vertices), high)]
         if low > TIME_MIN:
             asked, longs = shape.ranged_questions, [*longs, np.full(len(vertices), low - 1)]
-        message = Question(self._spec.name, "changes", seen=self._seen)
+        message = Question(self._spec.name, "changes", born=self._seen[0], seen=self._seen[1])
         columns = self._client.ask(message, asked, keys, longs, self._answers)
         for chunks in zip(*(column.chunks for column in columns), strict=True):
             self._append(edges, vertices[: len(chunks[0])], *chunks)

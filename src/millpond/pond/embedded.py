@@ -119,7 +119,7 @@ class EmbeddedPond:
         def renew() -> None:
             # What another pond at this root hands out lies at the same paths.
             if not coordinator.is_replaced:
-                passes.maintain(coordinator.tell)
+                passes.maintain(coordinator.tell, coordinator.has_ended)
 
         self._every(UPKEEP_S, "millpond-coordinator", coordinator.maintain, renew)
         self._every(BEAT_S, "millpond-beat", coordinator.beat)

@@ -24,6 +24,13 @@ READING_EVERYWHERE = frozenset(
         "column",
     ]
 )
+GIVEN_EVERYWHERE = {
+    "map": ["[key]", "get", "keys", "values"],
+    "vector": ["[i]", "get", "keys", "values", "array", "total", "dot", "top", "without", "copy"],
+    "matrix": ["[row]", "[row, column]", "keys", "column", "multiply", "copy"],
+    "dense": ["[row]", "[row, column]", "keys", "copy"],
+}
+"""By what a field holds, of what can be read everywhere that which can travel."""
 WRITING_EVERYWHERE = frozenset({"assign", "clear"})
 """What of an element can be done everywhere."""
 

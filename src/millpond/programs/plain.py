@@ -9,6 +9,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -17,9 +18,10 @@ from millpond.errors import BadOption
 from millpond.programs.annotations import Kind, ProgramOptions
 from millpond.programs.elements import Element, Map, StateElement
 from millpond.programs.elements.own import Bound
-from millpond.programs.graph import Graph, across, first_key
+from millpond.programs.graph import Graph, Parameter, across, first_key
 from millpond.programs.merging import READING_EVERYWHERE, WRITING_EVERYWHERE, Collection
 from millpond.programs.slicing import SLICES, lane_of
+from millpond.programs.values import fit
 
 _TYPES = {int: "long", float: "double", bool: "boolean", str: "string"}
 
@@ -181,9 +183,23 @@ class _Lane:
             element = self._element  # arguments come first, and their keys
             if isinstance(element, StateElement):
                 element = Bound(type(element), element.state, by_key=False)
-            return getattr(element, name)(*args, **kwargs)
+            return getattr(element, name)(*map(_value, args), **kwargs)
 
         return operation
+
+    def __add__(self, other: Any) -> Any:
+        return self._element + _value(other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._element - _value(other)
+
+    def __mul__(self, number: float) -> Any:
+        return self._element * number
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, number: float) -> Any:
+        return self._element / number
 
     def __getitem__(self, place: Any) -> Any:
         return self._element[place]
@@ -202,6 +218,11 @@ class _Lane:
 
     def __len__(self) -> int:
         return len(self._element)
+
+
+def _value(given: Any) -> Any:
+    """What an operation is given, a partial field in the lane that the call has now."""
+    return given._element if isinstance(given, _Lane) else given  # noqa: SLF001 - of this module
 
 
 class _Everywhere:
@@ -241,18 +262,22 @@ def _reader(name: str) -> Callable[[Any], Any]:
 
 def _method(method: FunctionType) -> Any:
     signature = inspect.signature(method)
+    defaults = {name: p.default for name, p in signature.parameters.items() if p.default is not p.empty}
 
     @functools.wraps(method)
     def call(instance: Any, *args: Any, **kwargs: Any) -> Any:
         state = _state(instance)
+        bound = signature.bind(instance, *args, **kwargs)
+        # A default is the same for every call, whatever an earlier one has done to it.
+        bound.arguments |= {name: deepcopy(d) for name, d in defaults.items() if name not in bound.arguments}
         if state.depth == 0:
-            bound = signature.bind(instance, *args, **kwargs)
-            bound.apply_defaults()
+            for parameter in _parameters(instance, method.__name__):
+                bound.arguments[parameter.name] = fit(bound.arguments[parameter.name], parameter.type)
             # Until the first access by key, a row goes by its first argument that can be one.
             state.last_key = bound.arguments.get(_first_key(instance, method.__name__))
         state.depth += 1
         try:
-            result = method(instance, *args, **kwargs)
+            result = method(*bound.args, **bound.kwargs)
         finally:
             state.depth -= 1
         # What is returned from a call is no part of the state any more.
@@ -261,11 +286,14 @@ def _method(method: FunctionType) -> Any:
     return call
 
 
-def _first_key(instance: Any, name: str) -> str:
+def _parameters(instance: Any, name: str) -> tuple[Parameter, ...]:
+    """Those of a method that can be called from outside."""
     graph: Graph = instance.__millpond_graph__
-    return next(
-        (first_key({p.name: p.type for p in m.parameters}) for m in graph.methods if m.name == name), ""
-    )
+    return next((m.parameters for m in graph.methods if m.name == name), ())
+
+
+def _first_key(instance: Any, name: str) -> str:
+    return first_key({p.name: p.type for p in _parameters(instance, name)})
 
 
 @cache

@@ -180,20 +180,23 @@ class Exchange(Call[R], Generic[R], frozen=True, tag=True):
 class Ask(Exchange[R], Generic[R], frozen=True, tag=True, kw_only=True):
     """An exchange that asks what slices hold. It changes nothing.
 
-    `seen` is how many of the resident's epochs whoever asks knows to be visible: an owner that has fewer is behind.
+    `seen` is how many of the resident's epochs whoever asks knows to be visible: an owner that has fewer is behind. So is
+    one that knows an earlier resident of that name than the one that was `born` so, if that is known.
     """
 
     reads: ClassVar[bool] = True
 
     seen: Count = 0
+    born: Count = 0
 
 
 class _Seeing(Request, frozen=True, tag=True, kw_only=True):
     seen: Count = 0
+    born: Count = 0
 
 
 class Read(_Seeing, frozen=True, tag=True):
-    """To a container, for one resident: answered by rows alone. It changes nothing. `seen` is as that of `Ask`."""
+    """To a container, for one resident: answered by rows alone. It changes nothing. `seen` and `born` are as those of `Ask`."""
 
     reads: ClassVar[bool] = True
     senders: ClassVar[Senders] = READING

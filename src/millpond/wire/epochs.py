@@ -152,7 +152,9 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EpochCommitted(Message, frozen=True, tag=True):
-    """`replayed` says that the epoch was already there and nothing changed. `seen` is how many of the resident's are visible."""
+    """`replayed` says that the epoch was already there and nothing changed. `seen` is how many of the resident's are visible,
+    which was `born` so.
+    """
 
     turn: Turn
     rows: Count
@@ -160,6 +162,7 @@ class EpochCommitted(Message, frozen=True, tag=True):
     watermark: Progress
     replayed: bool
     seen: Count = 0
+    born: Count = 0
 
 
 class CommitEpoch(Call[EpochCommitted], frozen=True, tag=True):

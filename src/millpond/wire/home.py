@@ -11,35 +11,33 @@ out of reach, nothing that was sent is acknowledged for `LEASE_S`. Whose system 
 stopped, and is given `STOPPED_S`. Silence is counted in turns of the own loop, not by a clock: a process that was stopped for
 a while has heard nothing, but gives the other its time.
 
-The line is TLS, whatever the address. The driver's certificate is made for one opening of a pond, and signs itself: tasks
-get it with their code, and trust no other. Its key never leaves the driver's process.
+The line is TLS, whatever the address, with certificates on both sides, of an authority that is made for this line at each opening of a
+pond, and whose key never leaves the driver's process. It is another one than the pond's: what it issues lasts as long as a task
+may be tried again, and is good for this line alone. A task has its certificate from where it has the grant.
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime
-import os
 import secrets
 import socket
-import ssl
 import struct
-import tempfile
 from collections.abc import AsyncIterator
 from typing import Self
 
 import msgspec
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from millpond.errors import BadMessage
+from millpond.wire.authority import HOUR_S, Authority, Bundle
 
 TICK_S = 0.5
 LEASE_S = 10.0
 STOPPED_S = 60.0
 MESSAGE_BYTES_MAX = 1 << 20
 ARRIVED_BYTES_MAX = 4 << 10
+HOME = "home"
+"""What the driver's end is called in its certificate."""
+GRANT_LIFE_S = 3650 * 24 * HOUR_S
 _LENGTH = struct.Struct("!I")
 
 
@@ -110,54 +108,33 @@ Message = Arrived | Beat | Start | End | Leave | Greeted | Busy | Ended
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-class Certificate:
-    """The driver's: `pem` is for all to see."""
+class Grant(msgspec.Struct, frozen=True):
+    """What a task shows: by TLS the bundle, and then the word by which the driver knows for which container it came."""
+
+    word: str
+    bundle: Bundle
+
+    def __repr__(self) -> str:
+        return "Grant()"
+
+    def text(self) -> str:
+        """As its file has it."""
+        return f"{self.word}\n{self.bundle.text()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        return cls(text.partition("\n")[0], Bundle.parse(text, "a grant"))
+
+
+class Door:
+    """The driver's: `context` lets in whoever has a grant of this opening, and shows them that it is the driver."""
 
     def __init__(self) -> None:
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"millpond {secrets.token_hex(8)}")])
-        now = datetime.datetime.now(datetime.UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))  # clocks of machines differ
-            .not_valid_after(now + datetime.timedelta(days=3650))
-            .sign(key, hashes.SHA256())
-        )
-        self.pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        secret = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        _load(self.context, self.pem.encode() + secret)
+        self._authority = Authority()
+        self.context = self._authority.issue("coordinator", HOME, GRANT_LIFE_S).serving()
 
-
-def trusting(pem: str) -> ssl.SSLContext:
-    """For a task: it speaks with the holder of that certificate's key, at whatever address, and nobody else."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.load_verify_locations(cadata=pem)
-    return context
-
-
-def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Python's ssl takes keys from files only: here one in memory, where the system has those."""
-    if hasattr(os, "memfd_create"):
-        handle = os.memfd_create("millpond", os.MFD_CLOEXEC)
-        with open(handle, "wb") as file:
-            file.write(pem)
-            file.flush()
-            context.load_cert_chain(f"/proc/self/fd/{handle}")
-        return
-    with tempfile.NamedTemporaryFile() as file:  # mode 0600
-        file.write(pem)
-        file.flush()
-        context.load_cert_chain(file.name)
+    def grant(self) -> Grant:
+        return Grant(secrets.token_hex(32), self._authority.issue("task", seconds=GRANT_LIFE_S))
 
 
 class Line:

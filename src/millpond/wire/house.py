@@ -253,8 +253,8 @@ class Placement(Message, frozen=True, tag=True):
     away: dict[int, str] = msgspec.field(default_factory=dict)
     since: Count | None = None
     changed: dict[SliceId, int] = msgspec.field(default_factory=dict)
-    seen: dict[Name, Count] = msgspec.field(default_factory=dict)
-    """How many epochs of each resident are visible."""
+    seen: dict[Name, tuple[Count, Count]] = msgspec.field(default_factory=dict)
+    """Of each resident, when it was born and how many of its epochs are visible."""
 
     @property
     def slices(self) -> int:

@@ -58,6 +58,11 @@ class ProgramSpec(ResidentSpec, frozen=True, tag="program", forbid_unknown_field
         return True
 
     @property
+    def replays_code(self) -> bool:
+        """The log has what epochs have changed."""
+        return False
+
+    @property
     def runs_rounds(self) -> bool:
         return True
 

@@ -66,6 +66,7 @@ class Pinned(Message, frozen=True, tag=True):
     passed: list[Passed] = msgspec.field(default_factory=list)
     seen: Count = 0
     """How many of the State's epochs were visible when U was where it is, or are now."""
+    born: Count = 0
     landmark: Landmark = ""
 
 
@@ -228,6 +229,7 @@ class ResidentProgress(Message, frozen=True, tag=True):
     """How many of its epochs are visible."""
     pending: bool = False
     """Whether one more is decided: it may be visible in some slices, and in others not yet."""
+    born: Count = 0
 
 
 class AskProgress(Call[ResidentProgress], frozen=True, tag=True):

@@ -31,6 +31,11 @@ class ResidentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise NotImplementedError
 
     @property
+    def replays_code(self) -> bool:
+        """Whether user code runs again when its log does: it may end whoever rebuilds its slices, too."""
+        return self.runs_code
+
+    @property
     def runs_rounds(self) -> bool:
         """Whether the containers that prepare an epoch of it send each other rows."""
         return False

@@ -396,9 +396,19 @@ class Holding(ABC, Generic[_S]):
                 return [slices[number] for number in numbers]
         return [self.held(number) for number in numbers]
 
-    def check_seen(self, epochs: int) -> None:
-        """Who knows of more epochs than are visible here is not answered."""
-        if epochs > self.epochs:
+    def check_seen(self, born: int, epochs: int) -> None:
+        """Who knows of more epochs than are visible here is not answered; nor who knows of a later resident of this name.
+
+        Who knows of an earlier one is: what is here counts.
+        """
+        own = self.resident.born
+        if born > own:
+            raise Unavailable(
+                f"{self.name!r} was made anew, of which this container has not heard",
+                hint="try again in a moment",
+                address="",
+            )
+        if born in (0, own) and epochs > self.epochs:
             # It was stopped while its slices went elsewhere, or is about to hear of its last epoch.
             raise Unavailable(
                 f"{self.epochs} epochs of {self.name!r} are visible here, and {epochs} are asked about",

@@ -50,7 +50,7 @@ from millpond.programs.calls import (
     why_unsound,
     with_column,
 )
-from millpond.programs.cells import CellVector
+from millpond.programs.elements import DenseMatrix, Element, Matrix, Vector
 from millpond.programs.entries import NO_LANE
 from millpond.programs.graph import REJECTS, RETURNS
 from millpond.programs.machine.plan import LANES, Plan
@@ -72,6 +72,8 @@ RUN_MIN = 8
 """Where calls of several tasks take turns in one place, a kernel runs at least so many on the average."""
 SENT_BYTES = 64 << 20
 """What is larger is sent in parts."""
+OF_THE_CALL = (Vector, Matrix, DenseMatrix)
+"""Elements that are no part of the state, whose own classes know what has changed."""
 Waiting = dict[int, list[pa.RecordBatch]]
 Going = list[tuple[int, Routed]]
 """By the next task, or how calls ended, where they go."""
@@ -388,9 +390,11 @@ class EpochCalls(Calls):
     def _run_one(self, store: ProgramStore, lane: int, call: Coming, made: Made) -> None:
         row, at, entry, steps, task, values = call
         steps, last, following, values = self._ran(store, lane, row, steps, task, values)
-        if not self._method.method.read_only:
-            # Calls after this one may change a row before it is sent.
-            values = [value.copy() if isinstance(value, CellVector) else value for value in values]
+        # A row as it is in the state would go on changing, by the calls that come next.
+        values = [
+            value.copy() if isinstance(value, Element) and type(value) not in OF_THE_CALL else value
+            for value in values
+        ]
         made.add(following, HandedOn(row, entry, steps, at, last.task.line, values))
 
     def _inputs(self, works: Sequence[Here]) -> Iterable[Coming]:

@@ -65,6 +65,7 @@ class Asking:
 
     def of_helper(self, base: str) -> str:
         own = self.fresh(base)
+        self.source.said[own] = base
         self.of_helpers.add(own)
         return own
 

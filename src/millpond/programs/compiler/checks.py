@@ -6,11 +6,13 @@ import ast
 from collections.abc import Collection, Sequence
 
 from millpond.programs.compiler.accesses import Accesses, field_in, writes_in
+from millpond.programs.compiler.composite import as_list, join
 from millpond.programs.compiler.limits import BUILTINS
+from millpond.programs.compiler.live import read_after
 from millpond.programs.compiler.order import HINT, order_seen
 from millpond.programs.compiler.source import ProgramSource
-from millpond.programs.compiler.split import LEAVE, changed_names, is_view, view_names
-from millpond.programs.compiler.types import Types, join
+from millpond.programs.compiler.split import LEAVE, changed_names, is_view, view_fields
+from millpond.programs.compiler.types import Types
 from millpond.programs.compiler.words import REJECT, WORDS
 from millpond.programs.values import SCALARS
 
@@ -21,7 +23,7 @@ _CHOOSING = ("min", "max")
 
 def check_rejects(source: ProgramSource, accesses: Accesses, body: list[ast.stmt]) -> bool:
     """Whether the method rejects. BadProgram if it may have written before."""
-    views = view_names(body, accesses)
+    views = frozenset(view_fields(body, accesses))
     found = False
 
     def line_of_write(node: ast.stmt | ast.expr) -> int:
@@ -75,10 +77,11 @@ def check_aliases(
 ) -> None:
     """A list or vector that has two names, and is changed by one, would be two of them in another task.
 
-    A temporary variable is no such name: nobody reads it once it was given on. Nor are those of a helper, then. But
-    where they hold a row of the state they are: whoever changes it must name it.
+    A name is none any more where it is set to something else before it is read again. A temporary variable is no such
+    name: nobody reads it once it was given on. Nor are those of a helper, then. But where they hold a row of the state
+    they are: whoever changes it must name it.
     """
-    changed = {name for statement in body for name in changed_names(statement)}
+    changed = {name for statement in body for name in changed_names(statement)} | _extended(body, types)
     handed_over = {name for statement in body for name in _handed_over(statement)}
     assigned = [
         (node, own.id, _same_as(value), value)
@@ -95,6 +98,7 @@ def check_aliases(
         if found == rows:
             break
         rows = found
+    moved = _moved(assigned, given, rows, read_after(body))
     passing, gone = set(temporary) - rows, set(of_helpers) - rows
     taken: dict[str, set[str]] = {}
 
@@ -107,7 +111,7 @@ def check_aliases(
     for node, own, others, value in assigned:
         # What a function of the user's gives is mostly new: it counts where the method itself changes it.
         touched = changed if isinstance(value, ast.Call) else changed | handed_over
-        if own in passing and own not in changed:
+        if (id(node), own) in moved or (own in passing and own not in changed):
             continue
         same: set[str] = set()
         for other in others:
@@ -117,13 +121,45 @@ def check_aliases(
                 taken[other].add(own)
         for other in sorted(same - {own}):
             kind = types.names.get(other, "")
-            if {own, other} & touched and kind not in (*SCALARS, "null"):
+            is_scalar = {kind, types.names.get(own, "")} & {*SCALARS, "null"}
+            if {own, other} & touched and not is_scalar:
                 raise source.refuse(
                     node,
                     f"{own} and {other} are the same {kind or 'object'}, which is changed by one of the names",
                     f"make a copy: {own} = {other}.copy()",
                     accesses.method,
                 )
+
+
+def _extended(body: Sequence[ast.stmt], types: Types) -> set[str]:
+    """The lists and sets that `+=` and its like change where they are."""
+    return {
+        node.target.id
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.AugAssign)
+        and isinstance(node.target, ast.Name)
+        and (types.names.get(node.target.id, "").startswith("array<") or node.target.id in types.sets)
+    }
+
+
+def _moved(
+    assigned: Sequence[tuple[ast.AST, str, set[str], ast.expr]],
+    given: dict[str, set[str]],
+    rows: set[str],
+    read: dict[int, set[str]],
+) -> set[tuple[int, str]]:
+    """Assignments of a variable that nobody reads any more as it is, nor has under a third name, as in `old = new`."""
+    moves: dict[str, set[tuple[int, str]]] = {}
+    kept: set[str] = set(rows)
+    for node, own, others, value in assigned:
+        is_last = isinstance(value, ast.Name) and value.id not in read.get(id(node), others) | {own}
+        if is_last:
+            moves.setdefault(value.id, set()).add((id(node), own))  # type: ignore[attr-defined] # a name
+        else:
+            kept |= others
+    alone = [found for name, found in moves.items() if name not in kept and not given.get(name)]
+    return set[tuple[int, str]]().union(*alone)
 
 
 def _same_as(node: ast.expr) -> set[str]:
@@ -196,7 +232,7 @@ def check_values(source: ProgramSource, accesses: Accesses, body: list[ast.stmt]
 def _check(
     source: ProgramSource, accesses: Accesses, node: ast.expr, types: Types, wanted: str, what: str
 ) -> None:
-    kind = types.of(node)
+    kind = as_list(types.of(node))
     if kind and wanted and join(wanted, kind) != wanted:
         raise source.refuse(
             node,

@@ -67,6 +67,7 @@ class Expressions(Asking):
                 text = ast.unparse(access.key)
                 if text not in named:
                     named[text] = self.fresh("key")
+                    self.source.said[named[text]] = text
                     out.append(assign(named[text], copy.deepcopy(access.key), access.key))
                 instead[id(access.key)] = name(named[text], access.key)
         Replacing(instead).visit(node)
@@ -74,11 +75,21 @@ class Expressions(Asking):
     def kept(self, node: ast.expr, out: list[ast.stmt]) -> ast.Name:
         """The value of an expression in a variable of its own."""
         own = self.passing("value")
+        self.source.said[own] = ast.unparse(node)
         out.append(assign(own, node, node))
         return name(own, node)
 
     def hoisted(self, node: ast.expr, out: list[ast.stmt]) -> ast.expr:
         """The expression without any access in it."""
+        if isinstance(node, ast.Name | ast.Constant):
+            return node
+        said = ast.unparse(node)
+        made = self.taken_apart(node, out)
+        if isinstance(made, ast.Name) and made.id in self.temporary:
+            self.source.said[made.id] = said
+        return made
+
+    def taken_apart(self, node: ast.expr, out: list[ast.stmt]) -> ast.expr:
         self.check_reject(node)
         if not self.touches(node):
             return node
@@ -228,7 +239,12 @@ class Expressions(Asking):
         return name(own, items) if word == "any" else placed(ast.UnaryOp(ast.Not(), name(own, items)), items)
 
     def own_targets(self, node: ast.ListComp | ast.GeneratorExp) -> dict[str, ast.expr]:
-        return {n: name(self.fresh(n), node) for g in node.generators for n in bound_names(g.target)}
+        return {n: name(self.of_its_own(n), node) for g in node.generators for n in bound_names(g.target)}
+
+    def of_its_own(self, base: str) -> str:
+        own = self.fresh(base)
+        self.source.said[own] = base
+        return own
 
     def comprehension(self, node: ast.ListComp | ast.GeneratorExp, out: list[ast.stmt]) -> ast.expr:
         own = self.passing("values")
@@ -337,11 +353,13 @@ class Expressions(Asking):
                 " written out as a graph",
                 "write it as a loop",
             )
+        said = ast.unparse(call)
         self.parts_hoisted(call, out)
         arguments = helpers.bind(self.source, helper, call, self.stack[-1])
         self.stack.append(helper.name)
         body, result = helpers.body_of(helper, arguments, self.of_helper)
         self.temporary.add(result)
+        self.source.said[result] = said
         out += self.block(body)
         self.stack.pop()
         return name(result, call)

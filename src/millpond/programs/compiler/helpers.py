@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Sequence
 
+from millpond.code.capture import expression_of, unless_said
 from millpond.programs.compiler.source import ProgramSource
 from millpond.programs.compiler.syntax import (
     always_returns,
@@ -39,6 +41,7 @@ def bind(source: ProgramSource, helper: ast.FunctionDef, call: ast.Call, caller:
         given[keyword.arg or ""] = keyword.value
     defaults = dict(zip(reversed(parameters), reversed(helper.args.defaults), strict=False))
     defaults |= {a: d for a, d in zip(only, helper.args.kw_defaults, strict=True) if d is not None}
+    defaults = {p: _as_it_was(source, helper, p, said) for p, said in defaults.items() if p not in given}
     for parameter in parameters + only:
         if parameter not in given:
             wrong |= parameter not in defaults
@@ -48,6 +51,20 @@ def bind(source: ProgramSource, helper: ast.FunctionDef, call: ast.Call, caller:
             call, f"{ast.unparse(call)} does not fit the parameters of {helper.name}", MISSING_HINT, caller
         )
     return given
+
+
+def _as_it_was(source: ProgramSource, helper: ast.FunctionDef, parameter: str, said: ast.expr) -> ast.expr:
+    """A default: as it is written, if that says all, or else its value."""
+    value = inspect.signature(source.functions[helper.name]).parameters[parameter].default
+    try:
+        return unless_said(said, expression_of(value))
+    except ValueError:
+        raise source.refuse(
+            said,
+            f"the default of {parameter} is a {type(value).__name__} from outside of the method",
+            "let it be a number, text, None, or a list that is written there",
+            helper.name,
+        ) from None
 
 
 def body_of(

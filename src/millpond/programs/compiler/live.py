@@ -24,6 +24,13 @@ def inputs_of(tasks: Sequence[Raw], variables: set[str]) -> list[set[str]]:
             return found
 
 
+def read_after(body: Sequence[ast.stmt]) -> dict[int, set[str]]:
+    """For each assignment of a whole method, by its `id`, the variables that are read after it before they are set."""
+    walk = _Live([], [])
+    walk.block(body, set())
+    return walk.after
+
+
 @dataclass
 class _Loop:
     at_break: set[str]
@@ -35,6 +42,7 @@ class _Live:
         self.inputs = inputs
         self.tasks = tasks
         self.loops: list[_Loop] = []
+        self.after: dict[int, set[str]] = {}
 
     def block(self, statements: Sequence[ast.stmt], after: set[str]) -> set[str]:
         live = after
@@ -62,6 +70,7 @@ class _Live:
             case ast.Try():
                 return self.guarded(node, after)
             case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
+                self.after.setdefault(id(node), set()).update(after)
                 return (after - _set(target)) | (_read(value) if value else set()) | _read(target)
             case ast.AugAssign(target=target):
                 return after | _read(node) | ({target.id} if isinstance(target, ast.Name) else set())

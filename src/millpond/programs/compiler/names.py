@@ -14,6 +14,7 @@ from typing import Any
 from millpond.code.capture import Code, capture
 from millpond.errors import MillpondError, Rejected
 from millpond.programs.annotations import everywhere, reject
+from millpond.programs.compiler.composite import composite_of
 from millpond.programs.compiler.fields import StateField, evaluated, type_of
 from millpond.programs.compiler.functions import fault_in
 from millpond.programs.compiler.limits import BUILTINS, REFUSED_BUILTINS, why_not_module
@@ -54,7 +55,8 @@ class _Names(ast.NodeTransformer):
         return self.source.refuse(node, why, hint, self.name)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        kind = type_of(evaluated(self.source, node.annotation, self.names, self.name))
+        hint = evaluated(self.source, node.annotation, self.names, self.name)
+        kind = type_of(hint) or composite_of(hint, type_of)
         target, value = self.visit(node.target), self.visit(node.value) if node.value else None
         if value is None:
             return ast.copy_location(ast.Pass(), node)
@@ -197,9 +199,8 @@ class _Names(ast.NodeTransformer):
             raise self.refuse(node, f"two functions are called {code.name}", "rename one of them")
         returns = getattr(function, "__annotations__", {}).get("return")
         annotation = ast.Constant(returns) if isinstance(returns, str) else None
-        self.resolver.returns[code.name] = type_of(
-            evaluated(self.source, annotation, function.__globals__) if annotation else returns
-        )
+        told: Any = evaluated(self.source, annotation, function.__globals__) if annotation else returns
+        self.resolver.returns[code.name] = type_of(told) or composite_of(told, type_of)
         return code.name
 
 

@@ -17,26 +17,20 @@ from millpond.programs.compiler.accesses import (
     field_in,
     is_everywhere,
 )
-from millpond.programs.compiler.expressions import Expressions
 from millpond.programs.compiler.fields import StateField
 from millpond.programs.compiler.limits import STATEMENTS_MAX
+from millpond.programs.compiler.loops import Loops
 from millpond.programs.compiler.source import ProgramSource
 from millpond.programs.compiler.syntax import (
-    Loop,
-    Replacing,
-    assign,
     bound_names,
-    constant,
     is_pure_sum,
-    loaded,
-    name,
     never_goes_on,
     placed,
 )
 from millpond.programs.compiler.words import REJECT
 
 
-class Normaliser(Expressions):
+class Normaliser(Loops):
     """One method, with what it calls."""
 
     def __init__(
@@ -49,6 +43,7 @@ class Normaliser(Expressions):
         super().__init__(source, fields, methods, method)
         self.accesses = Accesses(source, fields, method)
         self.count = 0
+        source.said.clear()
 
     def body(self) -> list[ast.stmt]:
         return self.block(self.methods[self.method].body)
@@ -223,7 +218,10 @@ class Normaliser(Expressions):
             case ast.Attribute() if field_in(node, self.fields):
                 self.accesses.all(node)
             case ast.Subscript():
-                if is_everywhere(node.value) or any(is_everywhere(n) for n in ast.walk(node)):
+                base: ast.expr = node
+                while isinstance(base, ast.Subscript):
+                    base = base.value
+                if is_everywhere(base):
                     raise self.side_effect(node)
                 self.check_part(node)
                 return self.place(node, out, far, again=True)
@@ -255,116 +253,7 @@ class Normaliser(Expressions):
                     f"take it out, x = {text}, change x, and put it back: {text} = x",
                 )
 
-    # Loops
-
-    def loop(self, node: ast.For) -> list[ast.stmt]:
-        out: list[ast.stmt] = []
-        self.early_keys(node, out)
-        iterated = self.settled(node.iter, out)
-        made = placed(ast.For(node.target, iterated, self.block(node.body), node.orelse), node)
-        if self.is_whole(made):
-            return [*out, made]
-        self.check_else(node)
-        if self.touches(iterated):
-            if field_in(iterated, self.fields):
-                iterated = placed(ast.Call(ast.Name("list", ast.Load()), [iterated], []), iterated)
-            iterated = self.kept(iterated, out)
-        return [*out, *self.unrolled(made, iterated)]
-
-    def repeat(self, node: ast.While) -> list[ast.stmt]:
-        out: list[ast.stmt] = []
-        self.early_keys(node, out)
-        before: list[ast.stmt] = []
-        test = self.settled(copy.deepcopy(node.test), before)
-        body = self.block(node.body)
-        made = placed(ast.While(test, body, node.orelse), node)
-        if not before and self.is_whole(made):
-            return [*out, made]
-        self.check_else(node)
-        if not before and not self.touches(test):
-            return [*out, made]
-        leave = placed(ast.If(ast.UnaryOp(ast.Not(), test), [ast.Break()], []), node.test)
-        return [*out, placed(ast.While(ast.Constant(True), [*before, leave, *body], []), node)]
-
-    def unrolled(self, node: ast.For, iterated: ast.expr) -> list[ast.stmt]:
-        """A loop that goes from task to task: where it is, is in variables."""
-        at = self.fresh("at")
-        first: list[ast.stmt]
-        test: ast.expr
-        match iterated, node.target:
-            case ast.Call(func=ast.Name(id="range"), args=args), ast.Name() if len(args) <= 2:
-                start = args[0] if len(args) == 2 else constant(0, node)
-                stop = self.fresh("stop")
-                first = [assign(at, start, node), assign(stop, args[-1], node)]
-                test = ast.Compare(name(at, node), [ast.Lt()], [name(stop, node)])
-                steps: list[ast.stmt] = [placed(ast.Assign([node.target], name(at, node)), node)]
-            case ast.Call(func=ast.Name(id="zip"), args=args), ast.Tuple(elts=targets) if len(args) == len(
-                targets
-            ):
-                first, test, steps = self.through(node, args, targets, at)
-            case ast.Call(func=ast.Name(id="enumerate"), args=[arg]), ast.Tuple(elts=[number, target]):
-                first, test, steps = self.through(node, [arg], [target], at)
-                steps.append(placed(ast.Assign([number], name(at, node)), node))
-            case _, ast.Name():
-                first, test, steps = self.through(node, [iterated], [node.target], at)
-            case _:
-                raise self.refuse(
-                    node,
-                    f"a loop over {ast.unparse(iterated)} accesses state in several places, and its items cannot travel",
-                    "loop over a list, range, zip or enumerate",
-                )
-        steps.append(placed(ast.AugAssign(ast.Name(at, ast.Store()), ast.Add(), ast.Constant(1)), node))
-        made = placed(ast.While(test, [*steps, *node.body], []), node)
-        return [*(placed(s, node) for s in first), made]
-
-    def through(
-        self, node: ast.For, lists: Sequence[ast.expr], targets: Sequence[ast.expr], at: str
-    ) -> tuple[list[ast.stmt], ast.expr, list[ast.stmt]]:
-        names = [self.fresh("items") for _ in lists]
-        first: list[ast.stmt] = [
-            assign(own, ast.Call(ast.Name("list", ast.Load()), [given], []), node)
-            for own, given in zip(names, lists, strict=True)
-        ]
-        first.append(assign(at, constant(0, node), node))
-        lengths: list[ast.expr] = [
-            ast.Call(ast.Name("len", ast.Load()), [name(own, node)], []) for own in names
-        ]
-        shortest = lengths[0] if len(lengths) == 1 else ast.Call(ast.Name("min", ast.Load()), lengths, [])
-        test = ast.Compare(name(at, node), [ast.Lt()], [shortest])
-        steps: list[ast.stmt] = [
-            placed(ast.Assign([target], ast.Subscript(name(own, node), name(at, node), ast.Load())), node)
-            for own, target in zip(names, targets, strict=True)
-        ]
-        return first, test, steps
-
-    def early_keys(self, node: Loop | ast.Try, out: list[ast.stmt]) -> None:
-        """Keys that are the same all the time are put into variables before the loop, or try."""
-        bound = bound_names(node)
-        instead: dict[int, ast.expr] = {}
-        named: dict[str, str] = {}
-        for access in self.accesses.all(node):
-            key = access.key
-            if key is None or isinstance(key, ast.Name) or not is_pure_sum(key) or set(bound) & loaded(key):
-                continue
-            text = ast.unparse(key)
-            if text not in named:
-                named[text] = self.fresh("key")
-                out.append(assign(named[text], copy.deepcopy(key), key))
-            instead[id(key)] = name(named[text], key)
-        Replacing(instead).visit(node)
-
-    def is_whole(self, node: Loop) -> bool:
-        sites = self.sites(node)
-        bound = bound_names(node)
-        return not sites or (
-            len(sites) == 1 and all(s.access != "everywhere" and s.key not in bound for s in sites)
-        )
-
-    def check_else(self, node: Loop) -> None:
-        if node.orelse:
-            raise self.refuse(
-                node, "else of a loop that accesses state in several places", "use a variable, and if"
-            )
+    # try
 
     def guarded(self, node: ast.Try) -> list[ast.stmt]:
         out: list[ast.stmt] = []

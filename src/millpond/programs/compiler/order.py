@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from millpond.programs.compiler.types import SET, Types
+from millpond.programs.compiler.composite import is_set
+from millpond.programs.compiler.types import Types
 
 HINT = "write sorted(...) around it, with no key=; for one of its items, min(...) or max(...)"
 _SET_OPERATORS = (ast.BitOr, ast.BitAnd, ast.BitXor, ast.Sub)
@@ -60,8 +61,9 @@ def may_be_set(node: ast.expr, types: Types) -> bool:
         case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _SET_OPERATORS):
             return any(may_be_set(side, types) or _is_view(side) for side in (left, right))
         case ast.Call(func=ast.Attribute(value=base, attr=attr)) if attr in _SET_METHODS:
-            return may_be_set(base, types) and types.method(base, attr) in (SET, "")
-    return types.of(node) == SET
+            given = types.method(base, attr)
+            return may_be_set(base, types) and (not given or is_set(given))
+    return is_set(types.of(node))
 
 
 def _is_view(node: ast.expr) -> bool:

@@ -15,6 +15,13 @@ from millpond.errors import BadProgram
 _WORD = re.compile(r"\bmp_(everywhere|reject|total|average|Vector|Matrix|DenseMatrix)\b")
 """As the code of tasks calls what methods use of Millpond: see `names.WORDS`."""
 
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*_\d+\b")
+"""As the translator calls its own variables, among others."""
+_OPEN = (ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Lambda, ast.Tuple, ast.UnaryOp)
+"""What is another thing once something stands beside it."""
+NESTED_MAX = 8
+"""So deep may variables of the translator's be in the code of others."""
+
 
 @dataclass(frozen=True)
 class ProgramSource:
@@ -26,6 +33,8 @@ class ProgramSource:
     methods: dict[str, ast.FunctionDef]
     functions: dict[str, FunctionType]
     attributes: dict[str, Any] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+    """Of the method that is translated: what the user wrote where there is a variable of the translator's now."""
 
     @property
     def name(self) -> str:
@@ -33,7 +42,7 @@ class ProgramSource:
 
     def refuse(self, node: ast.AST | int, why: str, hint: str = "", method: str = "") -> BadProgram:
         """The error for what cannot be at that node, or line; in it, code stands as it was written."""
-        why, hint = (_WORD.sub(r"mp.\1", text) for text in (why, hint))
+        why, hint = (_WORD.sub(r"mp.\1", self.as_said(text)) for text in (why, hint))
         line = node if isinstance(node, int) else getattr(node, "lineno", self.tree.lineno)
         where = f"{self.name}.{method}" if method else self.name
         return BadProgram(
@@ -44,6 +53,17 @@ class ProgramSource:
             file=self.file,
             line=line,
         )
+
+    def as_said(self, text: str) -> str:
+        """Code without the translator's variables."""
+        for _ in range(NESTED_MAX if self.said else 0):
+            text = _NAME.sub(lambda found: self._said(found[0]), text)
+        return text
+
+    def _said(self, name: str) -> str:
+        text = self.said.get(name, name)
+        is_open = isinstance(ast.parse(text, mode="eval").body, _OPEN)
+        return f"({text})" if is_open else text
 
     def globals_of(self, method: str) -> dict[str, Any]:
         """What global and enclosing names stand for in a method."""

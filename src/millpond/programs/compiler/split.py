@@ -74,7 +74,7 @@ class Splitter:
         self.numbers: dict[tuple[int, int, str], int] = {}
         self.waiting: list[tuple[list[ast.stmt], int, Site | None, str]] = []
         self.canonical = canonical(body, parameters)
-        self.views = view_names(body, accesses)
+        self.views = frozenset(view_fields(body, accesses))
         self.count = 0
         self.writing = False
 
@@ -332,16 +332,24 @@ def is_view(node: ast.expr, accesses: Accesses) -> bool:
     return False
 
 
-def view_names(body: list[ast.stmt], accesses: Accesses) -> frozenset[str]:
-    """The variables that may hold a row as it is in the state."""
-    return frozenset(
-        node.targets[0].id
+def view_fields(body: list[ast.stmt], accesses: Accesses) -> dict[str, set[str]]:
+    """The variables that may hold a row as it is in the state, each with the fields that it may be of."""
+    found: dict[str, set[str]] = {}
+    assigned = [
+        (node.targets[0].id, node.value)
         for statement in body
         for node in ast.walk(statement)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and is_view(node.value, accesses)
-    )
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    ]
+    for own, value in assigned:
+        if is_view(value, accesses):
+            found.setdefault(own, set()).add(field_in(value.value, accesses.fields))  # type: ignore[attr-defined] # a subscript
+    while True:
+        given = [(own, found[v.id]) for own, v in assigned if isinstance(v, ast.Name) and v.id in found]
+        if all(fields <= found.get(own, set()) for own, fields in given):
+            return found
+        for own, fields in given:
+            found.setdefault(own, set()).update(fields)
 
 
 def changed_names(node: ast.AST) -> set[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from millpond.programs.compiler import checks
 from millpond.programs.compiler.asking import LANE
 from millpond.programs.compiler.columns import turned
+from millpond.programs.compiler.composite import EMPTY, NULL, as_list, join, shown
 from millpond.programs.compiler.escapes import check_escapes
 from millpond.programs.compiler.fields import StateField, evaluated, fields_of, type_of
 from millpond.programs.compiler.functions import fault_in
@@ -20,11 +22,12 @@ from millpond.programs.compiler.live import inputs_of
 from millpond.programs.compiler.names import Resolver
 from millpond.programs.compiler.normal import Normaliser
 from millpond.programs.compiler.source import ProgramSource, source_of
-from millpond.programs.compiler.split import Raw, Splitter, view_names
+from millpond.programs.compiler.split import Raw, Splitter, view_fields
 from millpond.programs.compiler.syntax import bound_in
 from millpond.programs.compiler.tasks import following, text_of
-from millpond.programs.compiler.types import EMPTY, NULL, Types, join
+from millpond.programs.compiler.types import Types
 from millpond.programs.graph import BY_COLUMN, Field, Graph, Method, OwnClass, Parameter, Task, Variable
+from millpond.programs.merging import GIVEN_EVERYWHERE
 from millpond.programs.values import fit, travels
 
 
@@ -141,7 +144,7 @@ class _Translated:
         checks.check_aliases(source, accesses, self.body, self.types, normal.temporary, normal.of_helpers)
         checks.check_order(source, accesses, self.body, self.types)
         checks.check_values(source, accesses, self.body, self.types)
-        self.views = view_names(self.body, accesses)
+        self.views = view_fields(self.body, accesses)
         self.raw = Splitter(source, accesses, name, self.body, list(kinds), key).tasks()
         self.next = {number: following(task) for number, task in enumerate(self.raw)}
         self.inputs = self._inputs()
@@ -216,10 +219,7 @@ class _Translated:
     def _default(self, argument: ast.arg, kind: str, default: ast.expr | None) -> Any:
         if default is None:
             return None
-        try:
-            value = ast.literal_eval(default)
-        except ValueError:
-            value = self.source.functions[self.name].__globals__.get(ast.unparse(default), default)
+        value = inspect.signature(self.source.functions[self.name]).parameters[argument.arg].default
         try:
             return fit(value, kind)
         except (TypeError, ValueError, OverflowError):
@@ -251,6 +251,16 @@ class _Translated:
     def _gathered(self, task: Raw) -> str:
         if task.gathered == "done_everywhere":
             return "collection<boolean>"
+        number = next(n for n, each in enumerate(self.raw) if each is task)
+        site = next(each.site for n, each in enumerate(self.raw) if number in self.next[n])
+        field = self.fields[site.field] if site is not None else None
+        if field is not None and field.own is None and not travels(self.types.names.get(task.gathered, "")):
+            raise self.source.refuse(
+                _line_of(self.body, task.gathered) or task.line,
+                f"{task.gathered}: what {field.name} gives there in each lane cannot travel to another task",
+                f"ask for what travels: {', '.join(GIVEN_EVERYWHERE[field.element])}",
+                self.name,
+            )
         return self._type(task.gathered, task)
 
     def _type(self, name: str, task: Raw) -> str:
@@ -275,18 +285,25 @@ class _Translated:
             )
         if not travels(kind):
             what = (
-                f"is a {kind}, which cannot travel"
+                f"is a {shown(kind)}, which cannot travel"
                 if kind
                 else "is of a type that cannot be told, or cannot travel"
             )
             raise self.source.refuse(
                 _line_of(self.body, name) or task.line,
                 f"{name} {what} to another task, on line {task.line}",
-                f"say what it is where it is set, as in {name}: list[int] = ...; what travels is int, float, bool, str, lists of"
-                " these, and vectors",
+                f"{self._how_to_say(name, kind)}; what travels is int, float, bool, str, lists of these, and vectors",
                 self.name,
             )
         return kind
+
+    def _how_to_say(self, name: str, kind: str) -> str:
+        if kind:
+            return "take out of it before what is needed then"
+        said = self.source.said.get(name, name)
+        if said.isidentifier():
+            return f"say what it is where it is set, as in {name}: int = ... or {name}: list[str] = ..."
+        return f"name it first, and say what it is, as in n: int = {said}, or n: list[str] = {said}"
 
     def _result(self) -> str | None:
         wanted = ""
@@ -311,6 +328,8 @@ class _Translated:
         if kind is None or kind == NULL:
             return wanted or None
         kind = "array<long>" if kind == EMPTY and not wanted else kind
+        if wanted:
+            kind = as_list(kind)
         if wanted and (not kind or join(wanted, kind) == wanted):
             return wanted
         if wanted or not travels(kind) or kind.startswith("collection"):
@@ -324,10 +343,10 @@ class _Translated:
         return kind
 
     def _check_views(self) -> None:
-        """A row that travelled is as it was; one that reads the same row again after a write would see another."""
+        """A row that travelled is as it was; in plain Python it has what was written to its field since."""
         for task, inputs in zip(self.raw, self.inputs, strict=True):
-            if task.writes and task.site is not None and self.fields[task.site.field].element == "matrix":
-                for name in {i.name for i in inputs} & self.views:
+            for name in [i.name for i in inputs if task.writes and task.site is not None]:
+                if task.site is not None and task.site.field in self.views.get(name, ()):
                     raise self.source.refuse(
                         task.line,
                         f"{name} was read before, and its field {task.site.field} is written here: it would still be as it was",

@@ -121,7 +121,7 @@ class Vector(Element):
 
     def without(self, other: Vector) -> Vector:
         """A vector of the entries whose index the other one has no entry at."""
-        theirs = other._entries
+        theirs = dict(pairs_of(other))
         return Vector.of({i: x for i, x in self._entries.items() if i not in theirs})
 
     def add(self, other: Vector | Numbers, times: float = 1.0) -> None:
@@ -170,6 +170,6 @@ def pairs_of(entries: Mapping[int, float] | Numbers | Vector | None) -> list[tup
         return []
     if isinstance(entries, Vector):
         return entries.items()
-    if isinstance(entries, Mapping):
+    if hasattr(entries, "items"):  # a mapping, or in a plain class a partial field
         return sorted((index_of(i), x) for i, x in entries.items())
     return list(enumerate(entries))
