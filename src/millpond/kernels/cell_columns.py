@@ -13,7 +13,6 @@ from millpond.kernels.cell_log import as_of, change_cell, new_cell, new_row, not
 from millpond.kernels.cell_order import order_cells, order_rows
 from millpond.kernels.cells import (
     BASE,
-    DIRTY,
     FLAGS,
     GHOSTS,
     GRID,
@@ -32,6 +31,8 @@ from millpond.kernels.cells import (
     ROW_MADE,
     ROW_START,
     ROWS_IN_USE,
+    SAVED,
+    SINCE,
     STAMP_SHIFT,
     WORD,
     Longs,
@@ -41,6 +42,7 @@ from millpond.kernels.cells import (
     drop_row,
     find_cell,
     make_row,
+    noted_cell,
     row_number,
     take_cell,
 )
@@ -157,7 +159,7 @@ def changed_columns(cells: Any) -> Any:
         if log[i, LOG_MARK] == ROW_MADE or log[i, LOG_MARK] >> STAMP_SHIFT >= control[BASE]:
             continue
         number = log[i, LOG_ROW]
-        place = find_cell(cells, number, log[i, LOG_KEY])
+        place = noted_cell(cells, i)
         rows[used] = cells.rows[number, ROW_KEY]
         keys[used] = log[i, LOG_KEY]
         words[used] = cells.pool[place, WORD]
@@ -180,24 +182,31 @@ def decided_columns(cells: Any, rows: Longs, keys: Longs) -> Any:
 @jit
 def put_columns(cells: Any, rows: Longs, keys: Longs, words: Longs, flags: Flags, is_dirty: bool) -> None:
     """Sets cells as no epoch's doing, while none is undecided; removes those that are not PRESENT."""
+    control = cells.control
+    stamp = np.int64(0)
+    if is_dirty:
+        # As if a record of an epoch that is decided had told of them.
+        stamp = control[BASE] << STAMP_SHIFT
+        control[BASE] += 1
+        control[SINCE] = control[BASE]
     for i in range(rows.shape[0]):
         number = row_number(cells, rows[i])
         if is_dirty:
-            mark, _ = read(cells, cells.control[BASE], rows[i], keys[i])
-            if not mark & DIRTY:
+            mark, _ = read(cells, control[BASE], rows[i], keys[i])
+            if mark >> STAMP_SHIFT < control[SAVED]:
                 note_dirty(cells, rows[i], keys[i], mark == 0)
-        dirty = DIRTY if is_dirty else 0
         if flags[i] & PRESENT:
             if number < 0:
                 number = make_row(cells, rows[i])
             place = find_cell(cells, number, keys[i])
             if place < 0:
-                add_cell(cells, number, keys[i], words[i], flags[i] | dirty)
+                add_cell(cells, number, keys[i], words[i], stamp | flags[i])
                 cells.rows[number, ROW_LIVE] += 1
                 cells.control[LIVE] += 1
             else:
                 cells.pool[place, WORD] = words[i]
-                cells.pool[place, MARK] = (cells.pool[place, MARK] & ~FLAGS) | flags[i] | dirty
+                was = cells.pool[place, MARK] & ~FLAGS
+                cells.pool[place, MARK] = (stamp if is_dirty else was) | flags[i]
         else:
             cells.control[REMOVED] += 1
             place = np.int64(-1)

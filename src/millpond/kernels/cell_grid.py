@@ -45,6 +45,7 @@ from millpond.kernels.cells import (
     Longs,
     as_double,
     find_cell,
+    noted_cell,
     row_slot,
 )
 from millpond.kernels.rows import hash_key
@@ -151,9 +152,8 @@ def follow(cells: Any, now: bool) -> None:
         if control[GRID_AT] == count:
             return
         for i in range(control[GRID_AT], count):
-            number, key = cells.log[i, LOG_ROW], cells.log[i, LOG_KEY]
             if cells.log[i, LOG_MARK] != ROW_MADE:
-                place = find_cell(cells, number, key)
+                number, key, place = cells.log[i, LOG_ROW], cells.log[i, LOG_KEY], noted_cell(cells, i)
                 set_in_grid(cells, number, key, cells.pool[place, WORD], cells.pool[place, MARK])
         control[GRID_AT] = count
         # What changes from here on is noted again: so the log has all that the grid does not.

@@ -1,4 +1,5 @@
 """What an epoch does to cells: each first change is noted in a log, with what was before, so that it can be taken back.
+A record also tells where the cell lay, which is where it still lies as a rule.
 
 Records are numbered, over all epochs. A cell's mark has the number of its newest one, and each record the mark from before: they
 are a chain that ends where the epoch began. From a *mark* in the log on each first change is noted again, so that what was done
@@ -15,7 +16,6 @@ from millpond.kernels._jit import brief, inlined, jit, part
 from millpond.kernels.cell_grid import follow, set_in_grid
 from millpond.kernels.cells import (
     BASE,
-    DIRTY,
     DIRTY_PLACES,
     FLAGS,
     GHOSTS,
@@ -24,8 +24,10 @@ from millpond.kernels.cells import (
     KEY,
     LIVE,
     LOG,
+    LOG_FIELDS,
     LOG_KEY,
     LOG_MARK,
+    LOG_PLACE,
     LOG_ROW,
     LOG_WORD,
     MARK,
@@ -38,6 +40,7 @@ from millpond.kernels.cells import (
     ROW_MADE,
     ROW_START,
     ROWS,
+    SAVED,
     SINCE,
     STAMP_SHIFT,
     TWICE,
@@ -49,14 +52,15 @@ from millpond.kernels.cells import (
     find_cell,
     grown,
     make_row,
+    noted_cell,
     row_number,
     take_cell,
 )
 
 
 @inlined
-def note(cells: Any, number: int, key: int, word: int, mark: int) -> Any:
-    """A record of what was; its number."""
+def note(cells: Any, number: int, key: int, word: int, mark: int, place: int) -> Any:
+    """A record of what was, and where; its number."""
     control = cells.control
     count = control[LOG]
     if count == cells.log.shape[0]:
@@ -66,6 +70,7 @@ def note(cells: Any, number: int, key: int, word: int, mark: int) -> Any:
     log[count, LOG_KEY] = key
     log[count, LOG_WORD] = word
     log[count, LOG_MARK] = mark
+    log[count, LOG_PLACE] = place
     control[LOG] = count + 1
     return control[BASE] + count
 
@@ -74,15 +79,16 @@ def note(cells: Any, number: int, key: int, word: int, mark: int) -> Any:
 def new_row(cells: Any, row: int) -> Any:
     """The number of a row that the epoch makes."""
     number = make_row(cells, row)
-    note(cells, number, 0, 0, ROW_MADE)
+    note(cells, number, 0, 0, ROW_MADE, -1)
     return number
 
 
 @part
 def new_cell(cells: Any, number: int, key: int, word: int, flags: int) -> None:
     """A cell that the epoch makes, where none lies."""
-    stamp = note(cells, number, key, 0, 0)
-    add_cell(cells, number, key, word, stamp << STAMP_SHIFT | DIRTY | flags)
+    stamp = note(cells, number, key, 0, 0, -1)
+    place = add_cell(cells, number, key, word, stamp << STAMP_SHIFT | flags)
+    cells.log[cells.control[LOG] - 1, LOG_PLACE] = place
     cells.rows[number, ROW_LIVE] += 1
     cells.control[LIVE] += 1
 
@@ -98,8 +104,8 @@ def change_cell(cells: Any, number: int, place: int, word: int, flags: int) -> N
         control[LIVE] += step
         control[GHOSTS] -= step
     if mark >> STAMP_SHIFT < control[SINCE]:
-        stamp = note(cells, number, pool[place, KEY], pool[place, WORD], mark)
-        pool[place, MARK] = stamp << STAMP_SHIFT | DIRTY | flags
+        stamp = note(cells, number, pool[place, KEY], pool[place, WORD], mark, place)
+        pool[place, MARK] = stamp << STAMP_SHIFT | flags
     else:
         pool[place, MARK] = (mark & ~FLAGS) | flags
     pool[place, WORD] = word
@@ -217,10 +223,10 @@ def settle(cells: Any) -> None:
         log, rows = cells.log, cells.rows
         number, mark = log[i, LOG_ROW], log[i, LOG_MARK]
         if mark != ROW_MADE and mark >> STAMP_SHIFT < control[BASE]:
-            if not mark & DIRTY:
+            if mark >> STAMP_SHIFT < control[SAVED]:
                 note_dirty(cells, rows[number, ROW_KEY], log[i, LOG_KEY], mark == 0)
             if control[GHOSTS] > 0:
-                place = find_cell(cells, number, log[i, LOG_KEY])
+                place = noted_cell(cells, i)
                 if not cells.pool[place, MARK] & PRESENT:
                     take_cell(cells, number, place)
                     control[GHOSTS] -= 1
@@ -244,7 +250,7 @@ def _begin(cells: Any, base: int) -> None:
     control[BASE] = control[SINCE] = base
     control[LOG] = control[GRID_AT] = 0
     if cells.log.shape[0] > 1 << 16:
-        cells.log = np.empty((0, 4), np.int64)
+        cells.log = np.empty((0, LOG_FIELDS), np.int64)
 
 
 @brief
@@ -268,7 +274,7 @@ def undo_to(cells: Any, to: int) -> None:
             continue
         if i < control[GRID_AT]:
             set_in_grid(cells, number, key, word, mark_)
-        place = find_cell(cells, number, key)
+        place = noted_cell(cells, i)
         now, was = cells.pool[place, MARK] & PRESENT, mark_ & PRESENT
         control[LIVE] += was - now
         cells.rows[number, ROW_LIVE] += was - now
@@ -291,21 +297,7 @@ def undo_to(cells: Any, to: int) -> None:
 @jit
 def clean(cells: Any) -> None:
     """All that is decided is saved. What an undecided epoch has changed will be dirty when it is decided."""
-    control, dirty, log = cells.control, cells.dirty, cells.log
-    for i in range(control[DIRTY_PLACES]):
-        number = row_number(cells, dirty[i, 0])
-        place = np.int64(-1)
-        if number >= 0:
-            place = find_cell(cells, number, dirty[i, 1])
-        if place < 0:
-            continue
-        stamp = cells.pool[place, MARK] >> STAMP_SHIFT
-        if stamp < control[BASE]:
-            cells.pool[place, MARK] &= ~DIRTY
-        while stamp >= control[BASE]:
-            at = stamp - control[BASE]
-            stamp = log[at, LOG_MARK] >> STAMP_SHIFT
-            if stamp < control[BASE]:
-                log[at, LOG_MARK] &= ~DIRTY
+    control = cells.control
+    control[SAVED] = control[BASE]
     control[DIRTY_PLACES] = control[REMOVED] = control[TWICE] = 0
     cells.dirty = np.empty((0, 2), np.int64)

@@ -5,8 +5,9 @@ long as the one before whenever it is full; from the ninth on an open-addressing
 places by secret hashes (`slot_hashing`): chosen ones make nothing slow. Rows are found by `slots`, and numbered; a number is
 free again when its row is let go of.
 
-A mark is the number of the record in the log that notes what the cell was before (see `cell_log`), and below it three bits:
-DIRTY, NULL, PRESENT. A cell that is not PRESENT lies where it was until its epoch ends.
+A mark is the number of the record in the log that notes what the cell was before (see `cell_log`), and below it two bits:
+NULL, PRESENT. A cell that is not PRESENT lies where it was until its epoch ends. One whose record is not older than SAVED is dirty: it
+has changed since all was saved.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ Longs = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
 # Marks.
-PRESENT, NULL, DIRTY = 1, 2, 4
+PRESENT, NULL = 1, 2
 FLAGS = PRESENT | NULL
-STAMP_SHIFT = 3
+STAMP_SHIFT = 2
 
 # Columns of `rows`, of `pool` and of `log`.
 ROW_KEY, ROW_START, ROW_CLASS, ROW_CELLS, ROW_LIVE, ROW_SORTED = range(6)
 ROW_FIELDS = 6
 KEY, WORD, MARK = range(3)
-LOG_ROW, LOG_KEY, LOG_WORD, LOG_MARK = range(4)
+LOG_ROW, LOG_KEY, LOG_WORD, LOG_MARK, LOG_PLACE = range(5)
+LOG_FIELDS = 5
 ROW_MADE = -1  # in place of a mark in the log: the row was made
 
 # Places in `control`.
@@ -59,6 +61,7 @@ GRID_USED = 15  # columns that it has
 GRID_AT = 16  # it is as after so many records
 WORK = 17  # what multiplications without one have cost
 TWICE = 18  # dirty places that may be there twice
+SAVED = 19  # the number of the first record since all was saved
 FREE = 24  # stretches that are free, +1, by class
 CONTROL_SIZE = 64
 
@@ -148,7 +151,7 @@ def _new_cells(
     cells.rows = rows
     cells.pool = pool
     cells.index = index
-    cells.log = np.empty((0, 4), np.int64)
+    cells.log = np.empty((0, LOG_FIELDS), np.int64)
     cells.dirty = pairs
     cells.order = np.empty(0, np.int64)
     cells.grid = np.empty(0, np.float64)
@@ -160,7 +163,7 @@ def _new_cells(
 def new_cells(secret: Any = None) -> Any:
     """Cells without any."""
     control = np.zeros(CONTROL_SIZE, np.int64)
-    control[BASE] = control[SINCE] = 1
+    control[BASE] = control[SINCE] = control[SAVED] = 1
     rows = np.zeros((1, ROW_FIELDS), np.int64)
     rows[0, ROW_CLASS] = -1
     secret = make_secret(os.urandom(48)) if secret is None else secret
@@ -344,9 +347,20 @@ def find_cell(cells: Any, number: int, key: int) -> Any:
         slot = (slot + 1) & mask
 
 
+@inlined
+def noted_cell(cells: Any, record: int) -> Any:
+    """Where the cell lies of which that record in the log tells: mostly where it did."""
+    log, rows = cells.log, cells.rows
+    number, key, place = log[record, LOG_ROW], log[record, LOG_KEY], log[record, LOG_PLACE]
+    start = rows[number, ROW_START]
+    if start <= place < start + rows[number, ROW_CELLS] and cells.pool[place, KEY] == key:
+        return place
+    return find_cell(cells, number, key)
+
+
 @part
-def add_cell(cells: Any, number: int, key: int, word: int, mark: int) -> None:
-    """A cell of a key that the row has not."""
+def add_cell(cells: Any, number: int, key: int, word: int, mark: int) -> Any:
+    """A cell of a key that the row has not; where it lies."""
     rows = cells.rows
     used, class_ = rows[number, ROW_CELLS], rows[number, ROW_CLASS]
     if used == CLASS_CELLS << class_:
@@ -373,6 +387,7 @@ def add_cell(cells: Any, number: int, key: int, word: int, mark: int) -> None:
         while index[2 * start + slot] != 0:
             slot = (slot + 1) & mask
         index[2 * start + slot] = used + 1
+    return start + used
 
 
 @part

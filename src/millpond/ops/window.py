@@ -555,7 +555,7 @@ class WindowSource(FiringSource):
         self._spec = known
 
     def _results(self, time_kind: str) -> pa.Schema:
-        return WindowStore(shape_of(self._spec), _no_rows).table([], time_kind).schema
+        return WindowStore(shape_of(self._spec), _no_rows).schema(time_kind)
 
     def _staged(self) -> tuple[pa.Schema, int]:
         shape = shape_of(self._spec)

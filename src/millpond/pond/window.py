@@ -163,7 +163,7 @@ class Window:
 
 
 def _results(shape: WindowShape, time_kind: str) -> pa.Schema:
-    return WindowStore(shape, lambda *_: None).table([], time_kind).schema  # type: ignore[arg-type]
+    return WindowStore(shape, lambda *_: None).schema(time_kind)  # type: ignore[arg-type]
 
 
 def _keys_table(keys: Any, schema: pa.Schema) -> pa.Table:

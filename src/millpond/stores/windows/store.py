@@ -128,6 +128,7 @@ class WindowStore:
         self._new_cells = new_cells
         self.windows: OpenWindows = self._new_windows()
         self.outputs = outputs or Outputs()
+        self.schemas: dict[str, pa.Schema] = {}
         self.fired: Progress = -math.inf
         self._saved_until = TIME_MIN
         self.spent = no_figures()
@@ -192,7 +193,7 @@ class WindowStore:
         """
         fires = self.fires(portions, watermark, closes, emits)
         tables = (self.table(some, time_kind) for some in _together(fires))
-        return self.outputs.collect(tables, self.table([], time_kind).schema)
+        return self.outputs.collect(tables, self.schema(time_kind))
 
     def fires(
         self, portions: Portions, watermark: Progress, closes: bool, emits: bool = True
@@ -231,6 +232,7 @@ class WindowStore:
         """What `run` would give; nothing changes. User code runs here first."""
         fork = WindowStore.__new__(WindowStore)
         fork.shape, fork.fired, fork.outputs = self.shape, self.fired, self.outputs
+        fork.schemas = self.schemas
         fork.spent = no_figures()
         keys = [own for own, _ in portions] or [Keys.from_arrow(pa.array([], self.shape.key_type))]
         fork.windows = self.windows.fork(
@@ -245,7 +247,7 @@ class WindowStore:
 
     def recode(self, shape: WindowShape) -> None:
         """The same windows, whose functions of their own are others from now on."""
-        self.shape = shape
+        self.shape, self.schemas = shape, {}
         if isinstance(self.windows, AlignedWindows | SessionRows | CountedWindows | CutSessions):
             self.windows.recode(shape)
 
@@ -265,7 +267,13 @@ class WindowStore:
     def now(self, time_kind: str) -> pa.Table | Stored:
         """All that is open; what is much is on disk, where there is one."""
         tables = (self.table(some, time_kind) for some in _together(self.windows.open()))
-        return self.outputs.collect(tables, self.table([], time_kind).schema)
+        return self.outputs.collect(tables, self.schema(time_kind))
+
+    def schema(self, time_kind: str) -> pa.Schema:
+        """Of rows as users get them."""
+        if time_kind not in self.schemas:
+            self.schemas[time_kind] = self.table([], time_kind).schema
+        return self.schemas[time_kind]
 
     def table(self, fired: list[Fired], time_kind: str) -> pa.Table:
         """Rows as users get them."""
