@@ -38,13 +38,10 @@ SLICES = 4
 TASKS = [each.number for each in graph(define(CLASS)).methods[0].tasks]
 
 
-@pytest.mark.parametrize("containers", [1, 2])
 @pytest.mark.parametrize(
     "interpreted", [each for n in range(len(TASKS) + 1) for each in itertools.combinations(TASKS, n)]
 )
-def test_a_row_goes_on_as_it_was(
-    interpreted: Sequence[int], containers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_goes_on_as_it_was(interpreted: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     if not JIT_ENABLED and len(interpreted) < len(TASKS):
         pytest.skip("nothing is compiled")
     original = tasks.TaskKernel.ready
@@ -59,7 +56,7 @@ def test_a_row_goes_on_as_it_was(
     cls = define(CLASS)
     alone = LocalRun(graph(cls), slices=SLICES)
     rng = np.random.default_rng(1)
-    with LocalPond(LossyFiles(1), containers=containers, slices=SLICES) as pond:
+    with LocalPond(LossyFiles(1), containers=2, slices=SLICES) as pond:
         rate = pond.program("p", cls).call("rate", into="now", name="feed")
         for epoch in range(3):
             calls = [

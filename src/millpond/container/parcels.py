@@ -46,9 +46,11 @@ def _bytes(content: pa.Buffer) -> pa.Array:
 
 def _opened(parcels: pa.RecordBatch) -> Iterator[SlicedBatch]:
     for content, counts in zip(*parcels.columns, strict=True):
+        if not (content.is_valid and counts.is_valid):
+            raise BadMessage("a batch could not be read: there is none")
         try:
             with pa.ipc.open_stream(content.as_buffer()) as stream:
                 batch = stream.read_next_batch()
             yield SlicedBatch(batch, np.frombuffer(counts.as_buffer(), np.int32))
-        except (pa.ArrowException, OSError, StopIteration, ValueError, TypeError) as error:
+        except (pa.ArrowException, OSError, StopIteration, ValueError) as error:
             raise BadMessage(f"a batch could not be read: {error}") from None
