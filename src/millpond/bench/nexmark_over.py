@@ -42,7 +42,7 @@ class Scale(NamedTuple):
     shares: Mapping[str, Sequence[float]] = {
         "q11-median": (0.1, 1),
         "q7-session-whole": (0.1, 1, 10),
-        "q7-bidder-whole": (0.1, 1),
+        "q7-bidder-whole": (0.1,),  # at once the budget Spark takes minutes a round
     }
     windows: int = 20
     """Of event time, at least: so many gaps of sessions."""
