@@ -42,10 +42,11 @@ KINDS = {
 }
 CASES = [
     # Of the two that slide, the one whose windows are of many panes.
-    pytest.param(kind, cells, options, marks=[pytest.mark.long] if kind == "sliding" else [])
+    pytest.param(kind, cells, options, marks=[pytest.mark.long] if is_long else [])
     for kind in KINDS
     for cells in (True, False)
     for options in ({}, {"lateness": 25}, {"updates": True})
+    for is_long in [kind == "sliding" or (kind == "sliding far" and not cells and bool(options))]
     if not (cells and kind in ("cut", "counted")) and not (kind == "counted" and "lateness" in options)
 ]
 
