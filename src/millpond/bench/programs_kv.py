@@ -227,7 +227,7 @@ def _ray(scale: Scale, progress: Callable[[str], None]) -> Iterator[dict[str, An
         return
     try:
         made = ray.remote(Store)
-        stores = [made.remote() for _ in range(CONTAINERS)]
+        stores: list[Any] = [made.remote() for _ in range(CONTAINERS)]
         keys = [f"key-{number}" for number in range(scale.kv_keys)]
         of_key = {key: stores[number % CONTAINERS] for number, key in enumerate(keys)}
         ray.get([of_key[key].put.remote(key, key) for key in keys])
